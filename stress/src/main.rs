@@ -1,0 +1,2 @@
+//! stress
+fn main() {}
