@@ -1,0 +1,15 @@
+//! What the engine talks about, without any I/O: ids, money, sales, purchases, and the life of an order.
+//!
+//! Architecture invariant: nothing in here knows a clock, a socket or a database.
+
+pub mod ids;
+pub mod money;
+pub mod order;
+pub mod purchase;
+pub mod sale;
+
+pub use ids::{Buyer, IdempotencyDigest, OrderId, SaleId};
+pub use money::{Currency, Money};
+pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};
+pub use purchase::{Accepted, Purchase, Refusal};
+pub use sale::{NewSale, Phase, Sale, Stock};

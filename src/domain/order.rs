@@ -1,0 +1,232 @@
+//! An order's life: the one table of statuses, events and effects. Production code, tests and database are held to it.
+//!
+//! ```text
+//! PENDING --Claim--> PROCESSING --ChargeSucceeded--> PAID --Refunded--> REFUNDED
+//!    |                    |
+//!    '--Swept, Cancelled--'--ChargeDeclined, ChargeNotSent, ChargeVoided, GivenUp--> FAILED
+//! ```
+
+use std::fmt;
+
+/// Where an order stands. In the database its name in capitals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OrderStatus {
+    /// A unit is held; nobody has begun to charge.
+    Pending,
+    /// A worker has claimed it; the charge may be anywhere.
+    Processing,
+    /// Charged, and the units are the buyer's.
+    Paid,
+    /// Over without a sale; the units went back.
+    Failed,
+    /// Paid once, and paid back.
+    Refunded,
+    /// Never came into being; the row only occupies the id, so that a late insert can't.
+    Rejected,
+}
+
+impl OrderStatus {
+    /// All of them, for tables that must be complete.
+    pub const ALL: [Self; 6] =
+        [Self::Pending, Self::Processing, Self::Paid, Self::Failed, Self::Refunded, Self::Rejected];
+
+    /// Its name in the database.
+    pub fn as_sql(self) -> &'static str {
+        match self {
+            Self::Pending => "PENDING",
+            Self::Processing => "PROCESSING",
+            Self::Paid => "PAID",
+            Self::Failed => "FAILED",
+            Self::Refunded => "REFUNDED",
+            Self::Rejected => "REJECTED",
+        }
+    }
+
+    /// The status with this name in the database.
+    pub fn from_sql(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_sql() == name)
+    }
+
+    /// Its name in answers and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Processing => "processing",
+            Self::Paid => "paid",
+            Self::Failed => "failed",
+            Self::Refunded => "refunded",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    /// Open orders hold units that are not sold.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Pending | Self::Processing)
+    }
+}
+
+impl fmt::Display for OrderStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why an order failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FailureReason {
+    /// The provider declined the charge.
+    Declined,
+    /// It was open longer than the cutoff.
+    Swept,
+    /// The buyer cancelled it.
+    Cancelled,
+    /// The seller cancelled the sale.
+    SaleCancelled,
+    /// The provider could not be reached, and certainly got nothing.
+    ProviderUnavailable,
+}
+
+impl FailureReason {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Declined, Self::Swept, Self::Cancelled, Self::SaleCancelled, Self::ProviderUnavailable];
+
+    /// Its name in the database and in answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Declined => "declined",
+            Self::Swept => "swept",
+            Self::Cancelled => "cancelled",
+            Self::SaleCancelled => "sale_cancelled",
+            Self::ProviderUnavailable => "provider_unavailable",
+        }
+    }
+
+    /// The reason with this name.
+    pub fn from_str(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == name)
+    }
+}
+
+/// What can happen to an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A worker wants to charge it.
+    Claim,
+    /// A worker takes over a claim that is older than the cutoff, to find out what became of it.
+    TakeOver,
+    /// The provider has the money.
+    ChargeSucceeded,
+    /// The provider declined.
+    ChargeDeclined,
+    /// The charge never reached the provider, and the claim's holder has stopped trying.
+    ChargeNotSent,
+    /// The provider has confirmed that the charge can't succeed any more.
+    ChargeVoided,
+    /// The operator's switch: past the cutoff and in doubt, and not to be waited for.
+    GivenUp,
+    /// Nobody claimed it before the cutoff.
+    Swept,
+    /// The buyer doesn't want it any more.
+    Cancelled,
+    /// The seller has called the sale off.
+    SaleCancelled,
+    /// The provider has paid the money back.
+    Refunded,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Claim,
+        Self::TakeOver,
+        Self::ChargeSucceeded,
+        Self::ChargeDeclined,
+        Self::ChargeNotSent,
+        Self::ChargeVoided,
+        Self::GivenUp,
+        Self::Swept,
+        Self::Cancelled,
+        Self::SaleCancelled,
+        Self::Refunded,
+    ];
+}
+
+/// What has to happen with a transition: in its own transaction, or written down there and done afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Raise attempt and fence, and write the payment row: only then may the charge be sent.
+    BeginPayment,
+    /// Raise the fence and keep the attempt.
+    RaiseFence,
+    /// Mark the payment with its outcome.
+    ClosePayment,
+    /// Leave the payment in doubt and write down that its outcome must still be found out.
+    ResolvePaymentLater,
+    /// Write the charge into the ledger.
+    RecordCharge,
+    /// Write the refund into the ledger.
+    RecordRefund,
+    /// Move the units from held to sold.
+    SellUnits,
+    /// Move the units from held back to available, give the allowance back, and tell the gate.
+    ReleaseUnits,
+    /// Money came for an order that failed: write down that it is due back.
+    RefundLateCharge,
+}
+
+/// The outcome of an event that fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transition {
+    /// The status afterwards.
+    pub to: OrderStatus,
+    /// Set when `to` is FAILED through this event.
+    pub reason: Option<FailureReason>,
+    /// What belongs to it.
+    pub effects: &'static [Effect],
+}
+
+/// An event that doesn't fit the status it met. Nothing may be done about it but to count it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{event:?} doesn't fit an order that is {status}")]
+pub struct IllegalEvent {
+    /// The status that was met.
+    pub status: OrderStatus,
+    /// The event that met it.
+    pub event: Event,
+}
+
+/// What `event` makes of an order in `status`. Pure and total.
+///
+/// # Errors
+/// [`IllegalEvent`] when the event has no place there: somebody else got there first.
+pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, IllegalEvent> {
+    use Effect as F;
+    use Event as E;
+    use FailureReason as R;
+    use OrderStatus as S;
+
+    let to = |to, effects| Ok(Transition { to, reason: None, effects });
+    let fail = |reason, effects| Ok(Transition { to: S::Failed, reason: Some(reason), effects });
+
+    match (status, event) {
+        (S::Pending, E::Claim) => to(S::Processing, &[F::BeginPayment]),
+        (S::Pending, E::Swept) => fail(R::Swept, &[F::ReleaseUnits]),
+        (S::Pending, E::Cancelled) => fail(R::Cancelled, &[F::ReleaseUnits]),
+        (S::Pending, E::SaleCancelled) => fail(R::SaleCancelled, &[F::ReleaseUnits]),
+
+        (S::Processing, E::TakeOver) => to(S::Processing, &[F::RaiseFence]),
+        (S::Processing, E::ChargeSucceeded) => to(S::Paid, &[F::ClosePayment, F::RecordCharge, F::SellUnits]),
+        (S::Processing, E::ChargeDeclined) => fail(R::Declined, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::ChargeNotSent) => fail(R::ProviderUnavailable, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::ChargeVoided) => fail(R::Swept, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::GivenUp) => fail(R::Swept, &[F::ResolvePaymentLater, F::ReleaseUnits]),
+
+        (S::Paid, E::Refunded) => to(S::Refunded, &[F::RecordRefund]),
+
+        // Late money changes no status: the order stays failed, and the buyer gets the money back.
+        (S::Failed, E::ChargeSucceeded) => to(S::Failed, &[F::RefundLateCharge]),
+
+        (status, event) => Err(IllegalEvent { status, event }),
+    }
+}
