@@ -1,5 +1,6 @@
 //! fluxbuy, a flash-sale engine: stock is never oversold, no unit is ever lost, and no buyer pays for a unit they
 //! don't get. See README.md for what it does and docs/ARCHITECTURE.md for where.
 
+pub mod actors;
 pub mod domain;
 pub mod provider;

@@ -1,0 +1,9 @@
+//! The actors that keep order: one per sale, one per open order, the payment supervisor and the sweeper, and the desk
+//! at which the front door hands its requests in.
+//!
+//! Architecture invariant: an actor is a shell; what it decides is a plain struct beside it. The database decides what
+//! is true: kill any of them and the row tells the next one where to go on.
+
+pub mod desk;
+
+pub use desk::Desk;
