@@ -1,5 +1,11 @@
 -- Sales and their stock. The stock equation is a constraint: no statement, by whomever, can leave it broken.
 
+-- Times cross the wire as microseconds since 1970.
+CREATE FUNCTION micros(at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (extract(epoch FROM at) * 1000000)::bigint;
+CREATE FUNCTION from_micros(us bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN timestamptz '1970-01-01 00:00:00+00' + us * interval '1 microsecond';
+
 CREATE TABLE sales (
     id               uuid PRIMARY KEY,
     name             text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),

@@ -7,9 +7,11 @@ pub mod money;
 pub mod order;
 pub mod purchase;
 pub mod sale;
+pub mod views;
 
 pub use ids::{Buyer, IdempotencyDigest, OrderId, SaleId};
 pub use money::{Currency, Money};
 pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};
 pub use purchase::{Accepted, Purchase, Refusal};
 pub use sale::{NewSale, Phase, Sale, Stock};
+pub use views::{LateRefund, OrderView, SaleView};

@@ -1,0 +1,52 @@
+//! What buyers and sellers are shown.
+
+use jiff::Timestamp;
+
+use super::{Buyer, FailureReason, Money, OrderId, OrderStatus, Sale, SaleId, Stock};
+
+/// A sale with its stock at one instant of the database's clock.
+#[derive(Debug, Clone)]
+pub struct SaleView {
+    /// What doesn't change about it.
+    pub sale: Sale,
+    /// Its stock; the numbers add up.
+    pub stock: Stock,
+    /// The database's time when it was read.
+    pub server_time: Timestamp,
+}
+
+/// An order as its buyer may see it.
+#[derive(Debug, Clone)]
+pub struct OrderView {
+    /// Its name.
+    pub id: OrderId,
+    /// Its sale.
+    pub sale: SaleId,
+    /// Its buyer.
+    pub buyer: Buyer,
+    /// Its units.
+    pub quantity: i32,
+    /// What they cost together.
+    pub amount: Money,
+    /// Where it stands.
+    pub status: OrderStatus,
+    /// Why it failed, if it did.
+    pub failure_reason: Option<FailureReason>,
+    /// The current attempt at charging it; 0 before the first.
+    pub attempt: i32,
+    /// Money that came too late and goes back, if there is any.
+    pub late_refund: Option<LateRefund>,
+    /// When it was taken.
+    pub created_at: Timestamp,
+    /// When its status last changed.
+    pub updated_at: Timestamp,
+}
+
+/// Where the way back of late money stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LateRefund {
+    /// Written down; not confirmed by the provider yet.
+    Due,
+    /// The buyer has it back.
+    Done,
+}

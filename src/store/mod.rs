@@ -1,0 +1,164 @@
+//! Postgres: where the sentence is defended. All SQL of the engine is in here.
+//!
+//! Architecture invariants: every change of a status is a conditional update whose outcome is matched on; locks are
+//! taken orders first (by id), then buyer allotments, then inventory rows (by sale id); no call in here waits for anything but
+//! Postgres. Callers run these in tasks of their own: a cancelled `begin` can leave a transaction open in the pool.
+
+mod error;
+pub mod migrate;
+mod read;
+mod rebuild;
+mod releases;
+mod reserve;
+mod scan;
+mod tasks;
+mod transition;
+
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgPool, Postgres, Transaction};
+
+pub use error::Error;
+pub use rebuild::{KnownOrder, Snapshot};
+pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
+pub use scan::{OpenOrder, StuckOrder};
+pub use tasks::{DeadLetter, Task, TaskKind};
+pub use transition::{Applied, Change, Outcome, Written};
+
+use crate::config;
+use crate::metrics::{self, Pool};
+
+/// The engine's handle on Postgres. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    reserve: PgPool,
+    settle: PgPool,
+    read: PgPool,
+}
+
+impl Store {
+    /// Prepares three small pools; connects when first asked, and again after every loss.
+    ///
+    /// # Errors
+    /// When the URL can't be read.
+    pub fn new(settings: &config::Postgres) -> Result<Self, Error> {
+        let options: PgConnectOptions =
+            settings.url.parse().map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
+        let options = options.application_name("fluxbuy").options([
+            ("statement_timeout", format!("{}ms", settings.statement_timeout_ms)),
+            ("idle_in_transaction_session_timeout", format!("{}ms", settings.statement_timeout_ms)),
+            // Hot statements join an array with a table; they must look rows up, however small the table still is.
+            ("enable_seqscan", "off".to_owned()),
+            ("jit", "off".to_owned()),
+        ]);
+        let pool = |connections: u32| {
+            PgPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(Duration::from_millis(settings.acquire_timeout_ms))
+                // A round trip per batch, so that connections that died with a restart are met here and not in the batch.
+                .test_before_acquire(true)
+                .connect_lazy_with(options.clone())
+        };
+        Ok(Self {
+            reserve: pool(settings.reserve_connections),
+            settle: pool(settings.settle_connections),
+            read: pool(settings.read_connections),
+        })
+    }
+
+    /// Asks whether the server answers, and refuses one that would lose what it has confirmed, or that has another schema.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when it can't be asked, [`Error::Unexpected`] when it isn't fit for selling.
+    pub async fn check(&self) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let (synchronous_commit, fsync): (String, String) =
+            sqlx::query_as("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
+                .fetch_one(&mut **conn)
+                .await?;
+        if synchronous_commit == "off" || fsync == "off" {
+            return Err(Error::Unexpected(format!(
+                "synchronous_commit is {synchronous_commit} and fsync is {fsync}; both must be on, or a crash loses accepted orders"
+            )));
+        }
+        let applied: Vec<i64> = sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
+            .fetch_all(&mut **conn)
+            .await
+            .map_err(|e| Error::Unexpected(format!("the schema is missing ({e}); run `fluxbuy migrate`")))?;
+        let wanted = migrate::versions();
+        if wanted.iter().any(|version| !applied.contains(version)) {
+            return Err(Error::Unexpected(format!(
+                "the schema has migrations {applied:?} but {wanted:?} are needed; run `fluxbuy migrate`"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Asks whether the server answers.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        sqlx::query("SELECT 1").execute(&mut **conn).await?;
+        Ok(())
+    }
+
+    /// Closes all connections.
+    pub async fn close(&self) {
+        futures_util::future::join3(self.reserve.close(), self.settle.close(), self.read.close()).await;
+    }
+
+    async fn held(&self, pool: Pool) -> Result<Held, Error> {
+        let from = match pool {
+            Pool::Reserve => &self.reserve,
+            Pool::Settle => &self.settle,
+            Pool::Read => &self.read,
+        };
+        let connection = from.acquire().await?;
+        Ok(Held { connection, pool, since: Instant::now() })
+    }
+}
+
+/// A connection on loan; how long is a first-class metric.
+struct Held {
+    connection: PoolConnection<Postgres>,
+    pool: Pool,
+    since: Instant,
+}
+
+impl Held {
+    async fn begin(&mut self) -> Result<Transaction<'_, Postgres>, Error> {
+        Ok(self.connection.begin().await?)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        metrics::connection_held(self.pool, self.since.elapsed());
+    }
+}
+
+impl Deref for Held {
+    type Target = PoolConnection<Postgres>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.connection
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.connection
+    }
+}
+
+async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
+    transaction.commit().await.map_err(Error::at_commit)
+}
+
+/// A `timestamptz` read as microseconds since 1970 (`micros(..)` in the statements).
+fn timestamp(micros: i64) -> Timestamp {
+    Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MIN)
+}

@@ -1,0 +1,59 @@
+//! Releases that the gate has still to be told of.
+
+use uuid::Uuid;
+
+use super::{Error, Store};
+use crate::domain::{OrderId, SaleId};
+use crate::metrics::Pool;
+
+impl Store {
+    /// Releases noted longer than `older_than_ms` ago, oldest first: those that a crash or an outage left.
+    pub async fn pending_releases(
+        &self,
+        older_than_ms: u64,
+        limit: i64,
+    ) -> Result<Vec<(SaleId, OrderId)>, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let rows = sqlx::query_as::<_, (Uuid, Uuid)>(
+            "SELECT sale_id, order_id FROM gate_releases
+             WHERE created_at < clock_timestamp() - $1 * interval '1 millisecond' ORDER BY created_at LIMIT $2",
+        )
+        .bind(older_than_ms as i64)
+        .bind(limit)
+        .fetch_all(&mut **conn)
+        .await?;
+        Ok(rows.into_iter().map(|(sale, order)| (SaleId(sale), OrderId(order))).collect())
+    }
+
+    /// Takes the notes away of releases that the gate has carried out.
+    pub async fn releases_done(&self, sale: SaleId, orders: &[OrderId]) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1 AND order_id = ANY($2)")
+            .bind(sale.0)
+            .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
+            .execute(&mut **conn)
+            .await?;
+        Ok(())
+    }
+
+    /// How many releases the gate has still to be told of.
+    pub async fn count_pending_releases(&self) -> Result<i64, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        Ok(sqlx::query_scalar("SELECT count(*) FROM gate_releases").fetch_one(&mut **conn).await?)
+    }
+
+    /// Which of these orders have no row at all, or were rejected.
+    pub async fn without_order(&self, sale: SaleId, orders: &[OrderId]) -> Result<Vec<OrderId>, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let rows: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT r.id FROM unnest($2::uuid[]) AS r (id)
+             LEFT JOIN orders o ON o.id = r.id AND o.sale_id = $1
+             WHERE o.id IS NULL OR o.status = 'REJECTED'",
+        )
+        .bind(sale.0)
+        .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
+        .fetch_all(&mut **conn)
+        .await?;
+        Ok(rows.into_iter().map(OrderId).collect())
+    }
+}

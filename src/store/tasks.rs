@@ -1,0 +1,310 @@
+//! Work owed to the provider, written down before it is done: refunds of late money, and charges whose fate is unknown.
+
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::{Error, Store, commit};
+use crate::domain::{Money, OrderId, SaleId};
+use crate::metrics::Pool;
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskKind {
+    /// Pay a late charge back.
+    Refund,
+    /// Find out what became of a charge whose order is over.
+    Resolve,
+}
+
+impl TaskKind {
+    /// Its name in the database.
+    pub fn as_sql(self) -> &'static str {
+        match self {
+            Self::Refund => "REFUND",
+            Self::Resolve => "RESOLVE",
+        }
+    }
+
+    fn from_sql(name: &str) -> Option<Self> {
+        [Self::Refund, Self::Resolve].into_iter().find(|kind| kind.as_sql() == name)
+    }
+}
+
+/// One piece of work, on loan until it is due again.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// The order whose charge it is about.
+    pub order: OrderId,
+    /// Its sale.
+    pub sale: SaleId,
+    /// Which charge.
+    pub attempt: i32,
+    /// What is to be done.
+    pub kind: TaskKind,
+    /// How often it was tried, this time included.
+    pub tries: i32,
+    /// The charge's amount.
+    pub amount: Money,
+}
+
+/// Work out of tries.
+#[derive(Debug, Clone)]
+pub struct DeadLetter {
+    /// The order whose charge it is about.
+    pub order: OrderId,
+    /// Its sale.
+    pub sale: SaleId,
+    /// Which charge.
+    pub attempt: i32,
+    /// Its kind, as in the database.
+    pub kind: String,
+    /// How often it was tried.
+    pub tries: i32,
+    /// What was seen last.
+    pub last_error: String,
+}
+
+impl Store {
+    /// Writes down that money came for an order that had failed: payment, ledger and the refund that is due, together.
+    ///
+    /// Returns whether this call was the one that did it; `false` means that it was known already, or that the order isn't
+    /// failed. Takes the place of a task that was to find out what became of the charge.
+    pub async fn record_late_charge(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<bool, Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let mut tx = conn.begin().await?;
+        let failed: Option<i32> =
+            sqlx::query_scalar("SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE")
+                .bind(order.0)
+                .bind(sale.0)
+                .fetch_optional(&mut *tx)
+                .await?;
+        if failed.is_none() {
+            return Ok(false);
+        }
+        let recorded = sqlx::query(
+            "WITH late AS (
+                UPDATE payments SET status = 'REFUND_DUE', updated_at = clock_timestamp()
+                WHERE order_id = $1 AND sale_id = $2 AND attempt = $3
+                  AND status IN ('INITIATED', 'IN_DOUBT', 'VOIDED', 'NOT_SENT', 'DECLINED')
+                RETURNING order_id, sale_id, attempt, amount_minor, currency
+            ), money AS (
+                INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
+                SELECT order_id, sale_id, attempt, 'CHARGE', amount_minor, currency FROM late
+            )
+            INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
+            SELECT order_id, sale_id, attempt, 'REFUND' FROM late",
+        )
+        .bind(order.0)
+        .bind(sale.0)
+        .bind(attempt)
+        .execute(&mut *tx)
+        .await?
+        .rows_affected();
+        if recorded == 1 {
+            delete_task(&mut tx, order, sale, attempt, TaskKind::Resolve).await?;
+        }
+        commit(tx).await?;
+        Ok(recorded == 1)
+    }
+
+    /// Notes on an open payment that its outcome is in doubt.
+    pub async fn mark_in_doubt(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        sqlx::query(
+            "UPDATE payments SET status = 'IN_DOUBT', updated_at = clock_timestamp()
+             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'INITIATED'",
+        )
+        .bind(order.0)
+        .bind(sale.0)
+        .bind(attempt)
+        .execute(&mut **conn)
+        .await?;
+        Ok(())
+    }
+
+    /// Takes tasks that are due. Each is due again after a pause that doubles with every try (1 s to 5 min), so that one whose
+    /// worker dies is taken up by another.
+    pub async fn take_due_tasks(&self, limit: i64) -> Result<Vec<Task>, Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let rows = sqlx::query(
+            "WITH due AS MATERIALIZED (
+                SELECT order_id, sale_id, attempt, kind FROM provider_tasks
+                WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED
+            )
+            UPDATE provider_tasks t
+            SET tries = t.tries + 1,
+                due_at = clock_timestamp() + least(300, power(2, least(t.tries, 20))) * interval '1 second'
+            FROM due d, payments p
+            WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
+              AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
+            RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.tries, p.amount_minor, p.currency",
+        )
+        .bind(limit)
+        .fetch_all(&mut **conn)
+        .await?;
+        rows.iter()
+            .map(|row| {
+                let kind: &str = row.try_get("kind")?;
+                Ok(Task {
+                    order: OrderId(row.try_get("order_id")?),
+                    sale: SaleId(row.try_get("sale_id")?),
+                    attempt: row.try_get("attempt")?,
+                    kind: TaskKind::from_sql(kind)
+                        .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
+                    tries: row.try_get("tries")?,
+                    amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
+                })
+            })
+            .collect()
+    }
+
+    /// The provider has paid a late charge back. Returns whether this call was the one that noted it.
+    pub async fn refund_done(&self, task: &Task) -> Result<bool, Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let mut tx = conn.begin().await?;
+        let noted = sqlx::query(
+            "WITH paid_back AS (
+                UPDATE payments SET status = 'REFUNDED', updated_at = clock_timestamp()
+                WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'REFUND_DUE'
+                RETURNING order_id, sale_id, attempt, amount_minor, currency
+            )
+            INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
+            SELECT order_id, sale_id, attempt, 'REFUND', amount_minor, currency FROM paid_back",
+        )
+        .bind(task.order.0)
+        .bind(task.sale.0)
+        .bind(task.attempt)
+        .execute(&mut *tx)
+        .await?
+        .rows_affected();
+        delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Refund).await?;
+        commit(tx).await?;
+        Ok(noted == 1)
+    }
+
+    /// A charge whose order is over can't succeed any more: closes its payment and the task.
+    pub async fn resolved_without_money(
+        &self,
+        task: &Task,
+        status: &'static str,
+        decline_code: Option<&str>,
+    ) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let mut tx = conn.begin().await?;
+        sqlx::query(
+            "UPDATE payments SET status = $4, decline_code = $5, updated_at = clock_timestamp()
+             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')",
+        )
+        .bind(task.order.0)
+        .bind(task.sale.0)
+        .bind(task.attempt)
+        .bind(status)
+        .bind(decline_code)
+        .execute(&mut *tx)
+        .await?;
+        delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve).await?;
+        commit(tx).await
+    }
+
+    /// Notes what went wrong with a task.
+    pub async fn task_failed(&self, task: &Task, error: &str) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        sqlx::query(
+            "UPDATE provider_tasks SET last_error = $5
+             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
+        )
+        .bind(task.order.0)
+        .bind(task.sale.0)
+        .bind(task.attempt)
+        .bind(task.kind.as_sql())
+        .bind(error)
+        .execute(&mut **conn)
+        .await?;
+        Ok(())
+    }
+
+    /// Moves a task that is out of tries to the dead letters.
+    pub async fn bury(&self, task: &Task, error: &str) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        sqlx::query(
+            "WITH dead AS (
+                DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4
+                RETURNING order_id, sale_id, attempt, kind, tries
+            )
+            INSERT INTO dead_letters (order_id, sale_id, attempt, kind, tries, last_error)
+            SELECT order_id, sale_id, attempt, kind, tries, $5 FROM dead
+            ON CONFLICT (order_id, attempt, kind, sale_id) DO UPDATE
+                SET tries = dead_letters.tries + excluded.tries, last_error = excluded.last_error",
+        )
+        .bind(task.order.0)
+        .bind(task.sale.0)
+        .bind(task.attempt)
+        .bind(task.kind.as_sql())
+        .bind(error)
+        .execute(&mut **conn)
+        .await?;
+        Ok(())
+    }
+
+    /// All dead letters, oldest first.
+    pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, String)>(
+            "SELECT order_id, sale_id, attempt, kind, tries, last_error FROM dead_letters ORDER BY created_at",
+        )
+        .fetch_all(&mut **conn)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(order, sale, attempt, kind, tries, last_error)| DeadLetter {
+                order: OrderId(order),
+                sale: SaleId(sale),
+                attempt,
+                kind,
+                tries,
+                last_error,
+            })
+            .collect())
+    }
+
+    /// How many dead letters there are.
+    pub async fn count_dead_letters(&self) -> Result<i64, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters").fetch_one(&mut **conn).await?)
+    }
+
+    /// Gives dead letters back to the workers, with fresh tries: all, or those of one order. Returns how many.
+    pub async fn requeue(&self, order: Option<OrderId>) -> Result<u64, Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        Ok(sqlx::query(
+            "WITH back AS (
+                DELETE FROM dead_letters WHERE $1::uuid IS NULL OR order_id = $1
+                RETURNING order_id, sale_id, attempt, kind
+            )
+            INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
+            SELECT order_id, sale_id, attempt, kind FROM back
+            ON CONFLICT DO NOTHING",
+        )
+        .bind(order.map(|id| id.0))
+        .execute(&mut **conn)
+        .await?
+        .rows_affected())
+    }
+}
+
+async fn delete_task(
+    tx: &mut sqlx::Transaction<'_, sqlx::Postgres>,
+    order: OrderId,
+    sale: SaleId,
+    attempt: i32,
+    kind: TaskKind,
+) -> Result<(), Error> {
+    sqlx::query("DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4")
+        .bind(order.0)
+        .bind(sale.0)
+        .bind(attempt)
+        .bind(kind.as_sql())
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
