@@ -2,5 +2,6 @@
 //! don't get. See README.md for what it does and docs/ARCHITECTURE.md for where.
 
 pub mod actors;
+pub mod config;
 pub mod domain;
 pub mod provider;

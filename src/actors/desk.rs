@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use crate::domain::{
-    Accepted, Buyer, FailureReason, Money, NewSale, OrderId, OrderStatus, Purchase, Refusal, Sale, SaleId, Stock,
+    Accepted, Buyer, FailureReason, Money, NewSale, OrderId, OrderStatus, Purchase, Refusal, Sale, SaleId,
+    Stock,
 };
 
 /// A sale with its stock at one instant of the database's clock.
@@ -131,6 +132,9 @@ impl Desk {
 
     /// What the last probes found.
     pub fn health(&self) -> Health {
-        Health { postgres_up: false, redis_up: false }
+        Health {
+            postgres_up: false,
+            redis_up: false,
+        }
     }
 }
