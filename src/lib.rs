@@ -4,4 +4,5 @@
 pub mod actors;
 pub mod config;
 pub mod domain;
+pub mod metrics;
 pub mod provider;
