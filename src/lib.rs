@@ -2,5 +2,7 @@
 //! don't get. See README.md for what it does and docs/ARCHITECTURE.md for where.
 
 pub mod actors;
+pub mod config;
 pub mod domain;
+pub mod metrics;
 pub mod provider;

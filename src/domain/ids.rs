@@ -86,7 +86,10 @@ pub struct IdempotencyDigest(pub Uuid);
 impl IdempotencyDigest {
     /// The digest of this buyer's key.
     pub fn of(buyer: &Buyer, key: &str) -> Self {
-        let hash = Sha256::new_with_prefix(buyer.as_str()).chain_update([0]).chain_update(key).finalize();
+        let hash = Sha256::new_with_prefix(buyer.as_str())
+            .chain_update([0])
+            .chain_update(key)
+            .finalize();
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hash[..16]);
         Self(Uuid::from_bytes(bytes))
@@ -109,8 +112,17 @@ mod tests {
     #[test]
     fn digests_keep_buyer_and_key_apart() {
         let (ann, ann1) = (Buyer::parse("ann").unwrap(), Buyer::parse("ann1").unwrap());
-        assert_eq!(IdempotencyDigest::of(&ann, "1k"), IdempotencyDigest::of(&ann, "1k"));
-        assert_ne!(IdempotencyDigest::of(&ann, "1k"), IdempotencyDigest::of(&ann1, "k"));
-        assert_ne!(IdempotencyDigest::of(&ann, "1k"), IdempotencyDigest::of(&ann, "2k"));
+        assert_eq!(
+            IdempotencyDigest::of(&ann, "1k"),
+            IdempotencyDigest::of(&ann, "1k")
+        );
+        assert_ne!(
+            IdempotencyDigest::of(&ann, "1k"),
+            IdempotencyDigest::of(&ann1, "k")
+        );
+        assert_ne!(
+            IdempotencyDigest::of(&ann, "1k"),
+            IdempotencyDigest::of(&ann, "2k")
+        );
     }
 }

@@ -27,8 +27,14 @@ pub enum OrderStatus {
 
 impl OrderStatus {
     /// All of them, for tables that must be complete.
-    pub const ALL: [Self; 6] =
-        [Self::Pending, Self::Processing, Self::Paid, Self::Failed, Self::Refunded, Self::Rejected];
+    pub const ALL: [Self; 6] = [
+        Self::Pending,
+        Self::Processing,
+        Self::Paid,
+        Self::Failed,
+        Self::Refunded,
+        Self::Rejected,
+    ];
 
     /// Its name in the database.
     pub fn as_sql(self) -> &'static str {
@@ -88,8 +94,13 @@ pub enum FailureReason {
 
 impl FailureReason {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Declined, Self::Swept, Self::Cancelled, Self::SaleCancelled, Self::ProviderUnavailable];
+    pub const ALL: [Self; 5] = [
+        Self::Declined,
+        Self::Swept,
+        Self::Cancelled,
+        Self::SaleCancelled,
+        Self::ProviderUnavailable,
+    ];
 
     /// Its name in the database and in answers.
     pub fn as_str(self) -> &'static str {
@@ -206,8 +217,20 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
     use FailureReason as R;
     use OrderStatus as S;
 
-    let to = |to, effects| Ok(Transition { to, reason: None, effects });
-    let fail = |reason, effects| Ok(Transition { to: S::Failed, reason: Some(reason), effects });
+    let to = |to, effects| {
+        Ok(Transition {
+            to,
+            reason: None,
+            effects,
+        })
+    };
+    let fail = |reason, effects| {
+        Ok(Transition {
+            to: S::Failed,
+            reason: Some(reason),
+            effects,
+        })
+    };
 
     match (status, event) {
         (S::Pending, E::Claim) => to(S::Processing, &[F::BeginPayment]),
@@ -218,7 +241,9 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         (S::Processing, E::TakeOver) => to(S::Processing, &[F::RaiseFence]),
         (S::Processing, E::ChargeSucceeded) => to(S::Paid, &[F::ClosePayment, F::RecordCharge, F::SellUnits]),
         (S::Processing, E::ChargeDeclined) => fail(R::Declined, &[F::ClosePayment, F::ReleaseUnits]),
-        (S::Processing, E::ChargeNotSent) => fail(R::ProviderUnavailable, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::ChargeNotSent) => {
+            fail(R::ProviderUnavailable, &[F::ClosePayment, F::ReleaseUnits])
+        }
         (S::Processing, E::ChargeVoided) => fail(R::Swept, &[F::ClosePayment, F::ReleaseUnits]),
         (S::Processing, E::GivenUp) => fail(R::Swept, &[F::ResolvePaymentLater, F::ReleaseUnits]),
 

@@ -1,0 +1,41 @@
+# `make help` lists what there is. A Rust toolchain, make and a C compiler are all that must be there beforehand.
+
+CARGO ?= cargo
+SHELL := /bin/bash
+
+# cargo-nextest gives each test its own process and runs them side by side; plain cargo does as well.
+ifneq ($(shell $(CARGO) nextest --version 2>/dev/null),)
+RUN_TESTS = $(CARGO) nextest run --workspace --no-fail-fast
+else
+RUN_TESTS = $(CARGO) test --workspace --no-fail-fast --lib --bins --tests
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint deps dashboards-check
+
+help: ## What there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
+
+demo: ## A flash sale of 900 units for 900 buyers, on private servers, with its audit
+	@scripts/install-services.sh postgres redis
+	$(CARGO) build --release --locked --bin fluxbuy
+	target/release/fluxbuy demo
+
+# The programs come first: tests start them.
+test: deps ## Every test, against real servers
+	$(CARGO) build --workspace --locked
+	$(RUN_TESTS)
+	$(CARGO) test --workspace --locked --doc
+
+lint: ## Format, clippy with and without the test switches, dependencies
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked --features test-switches -- -D warnings
+	$(CARGO) deny check bans licenses sources
+
+dashboards-check: ## Prometheus' configuration, the alert rules and their tests
+	@scripts/install-services.sh prometheus
+	@scripts/check-dashboards.sh
+
+deps: ## Install PostgreSQL, Redis and Prometheus where they are missing
+	@scripts/install-services.sh postgres redis prometheus
