@@ -4,5 +4,6 @@
 pub mod actors;
 pub mod config;
 pub mod domain;
+pub mod gate;
 pub mod metrics;
 pub mod provider;
