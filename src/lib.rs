@@ -7,3 +7,4 @@ pub mod domain;
 pub mod gate;
 pub mod metrics;
 pub mod provider;
+pub mod store;

@@ -1,7 +1,17 @@
 //! The desk: all that the front door may ask of the engine.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::runtime;
+
+use super::order::Orders;
+use super::sale::Sales;
+use super::transition_writer::WriteError;
 pub use crate::domain::{LateRefund, OrderView, SaleView};
-use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId};
+use crate::domain::{Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId};
+use crate::metrics::{self, Outcome as Counted};
+use crate::store::{self, Outcome, Store};
 
 /// A question that could not be answered.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -37,50 +47,114 @@ pub struct Health {
     pub redis_up: bool,
 }
 
+/// What the probes found last; written by the probe, read at the desk.
+#[derive(Debug, Default)]
+pub struct Probes {
+    /// Postgres answers.
+    pub postgres_up: AtomicBool,
+    /// Redis answers.
+    pub redis_up: AtomicBool,
+}
+
 /// The handle that the front door holds. Cheap to clone.
 #[derive(Clone)]
-pub struct Desk {}
+pub struct Desk {
+    /// Postgres, for what is only read.
+    pub store: Store,
+    /// Where purchases go.
+    pub sales: Sales,
+    /// Where cancellations go.
+    pub orders: Orders,
+    /// What is up.
+    pub probes: Arc<Probes>,
+    /// Database work runs here, in tasks that nobody's hang-up cuts.
+    pub runtime: runtime::Handle,
+}
 
-#[allow(clippy::unused_async)]
 impl Desk {
     /// Asks a sale for units. Answered once the order is durable, or refused.
     pub async fn purchase(&self, purchase: Purchase) -> Result<Accepted, Refusal> {
-        let _ = purchase;
-        Err(Refusal::SaleNotFound)
+        let answer = self.sales.buy(purchase).await;
+        metrics::purchases(match &answer {
+            Ok(accepted) if accepted.replayed => Counted::Replayed,
+            Ok(_) => Counted::Accepted,
+            Err(Refusal::SoldOut) => Counted::SoldOut,
+            Err(Refusal::LimitExceeded { .. }) => Counted::LimitExceeded,
+            Err(Refusal::NotOpen { .. }) => Counted::NotOpen,
+            Err(Refusal::Closed { .. }) => Counted::Closed,
+            Err(Refusal::KeyReused) => Counted::KeyReused,
+            Err(Refusal::SaleNotFound | Refusal::TooMany { .. }) => Counted::Invalid,
+            Err(Refusal::Overloaded { .. }) => Counted::Overloaded,
+            Err(Refusal::Unavailable { .. }) => Counted::Unavailable,
+            Err(Refusal::OutcomeUnknown { .. }) => Counted::OutcomeUnknown,
+        });
+        answer
     }
 
     /// Lists a sale.
     pub async fn list_sale(&self, terms: NewSale) -> Result<SaleView, DeskError> {
-        let _ = terms;
-        Err(DeskError::Unavailable)
+        let listed = self.ask(move |store| async move { store.list_sale(&terms).await }).await?;
+        self.sales.know(listed.sale.clone());
+        Ok(listed)
     }
 
     /// One sale.
     pub async fn sale(&self, id: SaleId) -> Result<SaleView, DeskError> {
-        let _ = id;
-        Err(DeskError::NotFound)
+        self.ask(move |store| async move { store.sale(id).await }).await?.ok_or(DeskError::NotFound)
     }
 
     /// Sales in the order in which they were listed, `limit` of them after `after`.
     pub async fn sales(&self, after: Option<SaleId>, limit: u16) -> Result<Vec<SaleView>, DeskError> {
-        let _ = (after, limit);
-        Ok(Vec::new())
+        self.ask(move |store| async move { store.sales(after, limit).await }).await
     }
 
     /// One order of this buyer.
     pub async fn order(&self, id: OrderId, buyer: &Buyer) -> Result<OrderView, DeskError> {
-        let _ = (id, buyer);
-        Err(DeskError::NotFound)
+        let order = self.ask(move |store| async move { store.order(id).await }).await?;
+        order.filter(|order| order.buyer == *buyer).ok_or(DeskError::NotFound)
     }
 
     /// Cancels an order of this buyer while it is PENDING. An order cancelled before is answered as it stands.
     pub async fn cancel(&self, id: OrderId, buyer: &Buyer) -> Result<OrderView, CancelError> {
-        let _ = (id, buyer);
-        Err(DeskError::NotFound.into())
+        let order = self.order(id, buyer).await?;
+        if order.status == OrderStatus::Pending {
+            match self.orders.cancel(id, order.sale).await {
+                Ok(Outcome::Applied(_) | Outcome::Stale { .. }) => {}
+                Ok(Outcome::NotFound) => return Err(DeskError::NotFound.into()),
+                Err(WriteError::OutcomeUnknown) => return Err(DeskError::OutcomeUnknown.into()),
+                Err(error) => {
+                    tracing::warn!(order_id = %id, %error, "an order could not be cancelled");
+                    return Err(DeskError::Unavailable.into());
+                }
+            }
+        }
+        let order = self.order(id, buyer).await?;
+        match order.failure_reason {
+            Some(FailureReason::Cancelled) => Ok(order),
+            _ => Err(CancelError::TooLate(order.status)),
+        }
     }
 
     /// What the last probes found.
     pub fn health(&self) -> Health {
-        Health { postgres_up: false, redis_up: false }
+        Health {
+            postgres_up: self.probes.postgres_up.load(Ordering::Relaxed),
+            redis_up: self.probes.redis_up.load(Ordering::Relaxed),
+        }
+    }
+
+    async fn ask<T, F>(&self, question: impl FnOnce(Store) -> F) -> Result<T, DeskError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, store::Error>> + Send + 'static,
+    {
+        match self.runtime.spawn(question(self.store.clone())).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(store::Error::OutcomeUnknown(_))) | Err(_) => Err(DeskError::OutcomeUnknown),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a question could not be answered");
+                Err(DeskError::Unavailable)
+            }
+        }
     }
 }

@@ -4,6 +4,14 @@
 //! Architecture invariant: an actor is a shell; what it decides is a plain struct beside it. The database decides what
 //! is true: kill any of them and the row tells the next one where to go on.
 
+pub mod breaker;
 pub mod desk;
+pub mod order;
+pub mod payment_supervisor;
+pub mod provider_tasks;
+pub mod releaser;
+pub mod sale;
+pub mod sweeper;
+pub mod transition_writer;
 
 pub use desk::Desk;

@@ -24,6 +24,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::domain::SaleId;
@@ -89,6 +90,17 @@ impl Gate {
             link: Link::new(settings)?,
             loads: Arc::new(loads),
         })
+    }
+
+    /// The time by Redis' own clock, the one that reservations are dated by.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn now(&self) -> Result<Timestamp, Error> {
+        let answer = self.link.call(&redis::cmd("TIME")).await?;
+        let (seconds, micros): (i64, i64) =
+            redis::from_redis_value(answer).map_err(|e| Error::Other(format!("TIME: {e}")))?;
+        Timestamp::from_microsecond(seconds * 1_000_000 + micros).map_err(|e| Error::Other(format!("TIME: {e}")))
     }
 
     /// Whether Redis answers.

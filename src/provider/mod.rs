@@ -2,6 +2,7 @@
 //!
 //! Architecture invariant: no lock and no transaction is held while one of these calls is under way.
 
+pub mod metered;
 pub mod mock;
 
 use std::time::Duration;

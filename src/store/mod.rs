@@ -47,7 +47,7 @@ impl Store {
     /// When the URL can't be read.
     pub fn new(settings: &config::Postgres) -> Result<Self, Error> {
         let options: PgConnectOptions =
-            settings.url.parse().map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
+            settings.url.as_str().parse().map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
         let options = options.application_name("fluxbuy").options([
             ("statement_timeout", format!("{}ms", settings.statement_timeout_ms)),
             ("idle_in_transaction_session_timeout", format!("{}ms", settings.statement_timeout_ms)),

@@ -56,4 +56,12 @@ impl Store {
         .await?;
         Ok(rows.into_iter().map(OrderId).collect())
     }
+
+    /// The sales whose keys have been loaded into the gate at least once.
+    pub async fn sales_with_reservations(&self) -> Result<Vec<SaleId>, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let rows: Vec<Uuid> =
+            sqlx::query_scalar("SELECT sale_id FROM inventory WHERE epoch > 1").fetch_all(&mut **conn).await?;
+        Ok(rows.into_iter().map(SaleId).collect())
+    }
 }

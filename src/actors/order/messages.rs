@@ -1,0 +1,50 @@
+//! What an order's actor is told.
+
+use actix::Message;
+
+use super::charge::ChargeEnd;
+use crate::actors::payment_supervisor::ChargePlace;
+use crate::actors::transition_writer::WriteError;
+use crate::store::{Outcome, StuckOrder};
+
+/// Claim the order and charge it. The place is the supervisor's: it is free again when the charge has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Charge(pub ChargePlace);
+
+/// The charge has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ChargeEnded {
+    /// The claim under which it was made.
+    pub fence: i32,
+    /// Which charge.
+    pub attempt: i32,
+    /// How it ended.
+    pub end: ChargeEnd,
+    /// Given back when the order is settled.
+    pub place: ChargePlace,
+}
+
+/// The order has been open for longer than the cutoff: settle it, if that is safe.
+#[derive(Message)]
+#[rtype(result = "Swept")]
+pub struct Sweep(pub StuckOrder);
+
+/// What became of a sweep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swept {
+    /// The order is decided now.
+    Settled,
+    /// Somebody else got there first.
+    Lost,
+    /// The provider couldn't tell; the units stay held.
+    InDoubt,
+    /// The database couldn't be asked.
+    Failed,
+}
+
+/// The buyer doesn't want it any more.
+#[derive(Message)]
+#[rtype(result = "Result<Outcome, WriteError>")]
+pub struct Cancel;

@@ -1,0 +1,116 @@
+//! One actor per order that somebody is working on: it serialises the order's transitions in this process. (Between processes,
+//! and after a crash, the conditional updates do.)
+//!
+//! Architecture invariants: the actor holds no status; it is alive only while there is something to do, and stops afterwards. A
+//! charge never runs inside a handler: between claim and settlement the actor can be asked.
+
+mod charge;
+mod logic;
+mod messages;
+mod registry;
+
+use actix::fut::wrap_future;
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
+use tokio::runtime;
+
+pub use logic::Parts;
+pub use messages::Swept;
+pub use registry::Orders;
+
+use logic::Logic;
+use messages::{Cancel, Charge, ChargeEnded, Sweep};
+
+use crate::actors::transition_writer::WriteError;
+use crate::store::Outcome;
+
+/// The shell around a [`Logic`].
+pub struct OrderActor {
+    logic: Logic,
+    runtime: runtime::Handle,
+    orders: Orders,
+    generation: u64,
+    charging: bool,
+}
+
+impl Actor for OrderActor {
+    type Context = Context<Self>;
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.orders.forget(self.logic.order, self.generation);
+    }
+}
+
+impl OrderActor {
+    /// Nothing is under way any more. What is still in the mailbox is refused, and asked of a fresh actor.
+    fn rest(&mut self, ctx: &mut Context<Self>) {
+        if !self.charging {
+            ctx.stop();
+        }
+    }
+}
+
+impl Handler<Charge> for OrderActor {
+    type Result = ();
+
+    fn handle(&mut self, Charge(place): Charge, ctx: &mut Self::Context) {
+        let logic = self.logic.clone();
+        let claimed = wrap_future::<_, Self>(async move { logic.claim().await });
+        ctx.wait(claimed.map(move |claimed, actor, ctx| {
+            let Some(claim) = claimed else {
+                drop(place);
+                actor.rest(ctx);
+                return;
+            };
+            actor.charging = true;
+            let (logic, addr) = (actor.logic.clone(), ctx.address());
+            actor.runtime.spawn(async move {
+                let end = logic.charge(claim.attempt, claim.amount).await;
+                addr.do_send(ChargeEnded { fence: claim.fence, attempt: claim.attempt, end, place });
+            });
+        }));
+    }
+}
+
+impl Handler<ChargeEnded> for OrderActor {
+    type Result = ();
+
+    fn handle(&mut self, ended: ChargeEnded, ctx: &mut Self::Context) {
+        let logic = self.logic.clone();
+        let settled = async move {
+            logic.charge_ended(ended.fence, ended.attempt, ended.end).await;
+            drop(ended.place);
+        };
+        ctx.wait(settled.into_actor(self).map(|(), actor: &mut Self, ctx| {
+            actor.charging = false;
+            actor.rest(ctx);
+        }));
+    }
+}
+
+impl Handler<Sweep> for OrderActor {
+    type Result = AtomicResponse<Self, Swept>;
+
+    fn handle(&mut self, Sweep(stuck): Sweep, _: &mut Self::Context) -> Self::Result {
+        let logic = self.logic.clone();
+        AtomicResponse::new(Box::pin(async move { logic.sweep(stuck).await }.into_actor(self).map(
+            |swept, actor: &mut Self, ctx| {
+                actor.rest(ctx);
+                swept
+            },
+        )))
+    }
+}
+
+impl Handler<Cancel> for OrderActor {
+    type Result = AtomicResponse<Self, Result<Outcome, WriteError>>;
+
+    fn handle(&mut self, _: Cancel, _: &mut Self::Context) -> Self::Result {
+        let logic = self.logic.clone();
+        AtomicResponse::new(Box::pin(async move { logic.cancel().await }.into_actor(self).map(
+            |outcome, actor: &mut Self, ctx| {
+                actor.rest(ctx);
+                outcome
+            },
+        )))
+    }
+}

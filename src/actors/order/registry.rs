@@ -1,0 +1,127 @@
+//! The registry of orders' actors: finds the one that is alive, or starts a fresh one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use actix::{Actor, Addr, Context, MailboxError};
+use actix_rt::ArbiterHandle;
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use rustc_hash::FxBuildHasher;
+use tokio::runtime;
+
+use super::logic::{Logic, Parts};
+use super::messages::{Cancel, Charge, Sweep, Swept};
+use super::OrderActor;
+use crate::actors::payment_supervisor::ChargePlace;
+use crate::actors::transition_writer::WriteError;
+use crate::domain::{OrderId, SaleId};
+use crate::metrics;
+use crate::store::{Outcome, StuckOrder};
+
+/// How often a question that an actor left unanswered, because it stopped just then, is asked of the next one.
+const ASKS: usize = 5;
+
+/// All orders that somebody is working on. Cheap to clone.
+#[derive(Clone)]
+pub struct Orders(Arc<Inner>);
+
+struct Inner {
+    alive: DashMap<OrderId, Alive, FxBuildHasher>,
+    generations: AtomicU64,
+    parts: Arc<Parts>,
+    arbiter: ArbiterHandle,
+    runtime: runtime::Handle,
+}
+
+struct Alive {
+    generation: u64,
+    addr: Addr<OrderActor>,
+}
+
+impl Orders {
+    /// An empty registry whose actors live on `arbiter` and whose charges run on `runtime`.
+    pub fn new(parts: Arc<Parts>, arbiter: ArbiterHandle, runtime: runtime::Handle) -> Self {
+        Self(Arc::new(Inner {
+            alive: DashMap::default(),
+            generations: AtomicU64::new(0),
+            parts,
+            arbiter,
+            runtime,
+        }))
+    }
+
+    /// Has an order claimed and charged. Should its actor stop just now, the place goes back unused, and the order is found by the
+    /// supervisor's scan if it is still PENDING.
+    pub fn charge(&self, order: OrderId, sale: SaleId, place: ChargePlace) {
+        self.addr(order, sale).do_send(Charge(place));
+    }
+
+    /// Has an order swept.
+    pub async fn sweep(&self, stuck: StuckOrder) -> Swept {
+        for _ in 0..ASKS {
+            match self.addr(stuck.order, stuck.sale).send(Sweep(stuck)).await {
+                Ok(swept) => return swept,
+                Err(MailboxError::Closed | MailboxError::Timeout) => tokio::task::yield_now().await,
+            }
+        }
+        Swept::Failed
+    }
+
+    /// Has an order cancelled for its buyer.
+    pub async fn cancel(&self, order: OrderId, sale: SaleId) -> Result<Outcome, WriteError> {
+        for _ in 0..ASKS {
+            match self.addr(order, sale).send(Cancel).await {
+                Ok(outcome) => return outcome,
+                Err(MailboxError::Closed | MailboxError::Timeout) => tokio::task::yield_now().await,
+            }
+        }
+        // Each of them may have died with the question in its hands.
+        Err(WriteError::OutcomeUnknown)
+    }
+
+    /// How many orders have an actor.
+    pub fn len(&self) -> usize {
+        self.0.alive.len()
+    }
+
+    /// Whether none has.
+    pub fn is_empty(&self) -> bool {
+        self.0.alive.is_empty()
+    }
+
+    /// An actor has stopped; a newer one stays.
+    pub(super) fn forget(&self, order: OrderId, generation: u64) {
+        self.0.alive.remove_if(&order, |_, alive| alive.generation == generation);
+        if std::thread::panicking() {
+            metrics::actor_restarted(metrics::Actor::Order);
+        }
+    }
+
+    fn addr(&self, order: OrderId, sale: SaleId) -> Addr<OrderActor> {
+        match self.0.alive.entry(order) {
+            Entry::Occupied(alive) if alive.get().addr.connected() => alive.get().addr.clone(),
+            Entry::Occupied(mut dead) => {
+                let fresh = self.start(order, sale);
+                let addr = fresh.addr.clone();
+                dead.insert(fresh);
+                addr
+            }
+            Entry::Vacant(free) => free.insert(self.start(order, sale)).addr.clone(),
+        }
+    }
+
+    fn start(&self, order: OrderId, sale: SaleId) -> Alive {
+        let Inner { generations, parts, arbiter, runtime, .. } = &*self.0;
+        let generation = generations.fetch_add(1, Ordering::Relaxed);
+        let actor = OrderActor {
+            logic: Logic { order, sale, parts: parts.clone() },
+            runtime: runtime.clone(),
+            orders: self.clone(),
+            generation,
+            charging: false,
+        };
+        let addr = OrderActor::start_in_arbiter(arbiter, |_: &mut Context<OrderActor>| actor);
+        Alive { generation, addr }
+    }
+}

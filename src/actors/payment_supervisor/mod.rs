@@ -1,0 +1,220 @@
+//! The payment supervisor: sees to it that every PENDING order is charged, so many at a time.
+//!
+//! New orders are handed over after their commit. What a crash, another replica or a full queue left is found by a scan of the
+//! PENDING rows. The claim decides who charges an order; being in this queue means nothing.
+
+mod queue;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use actix_rt::ArbiterHandle;
+use tokio::runtime;
+
+use queue::{Offer, Queue};
+
+use super::breaker::Breaker;
+use super::order::Orders;
+use crate::domain::OrderId;
+use crate::metrics;
+use crate::store::{OpenOrder, Store};
+
+/// Orders that one scan reads at most.
+const SCAN_ORDERS: usize = 10_000;
+
+/// Bounds and periods.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Charges under way at once.
+    pub max_in_flight: usize,
+    /// Orders that may wait in memory.
+    pub queue_orders: usize,
+    /// How often the PENDING rows are looked through; also how old a row must be to be picked up there.
+    pub scan_period: Duration,
+}
+
+/// The handle. Cheap to clone.
+#[derive(Clone)]
+pub struct Supervisor(Addr<PaymentSupervisor>);
+
+impl Supervisor {
+    /// Starts the supervisor on `arbiter`; its scans run on `runtime`.
+    pub fn start(
+        limits: Limits,
+        orders: Orders,
+        store: Store,
+        provider_breaker: Arc<Breaker>,
+        arbiter: &ArbiterHandle,
+        runtime: runtime::Handle,
+    ) -> Self {
+        let actor = PaymentSupervisor {
+            queue: Queue::new(limits.queue_orders, limits.max_in_flight),
+            limits,
+            orders,
+            store,
+            provider_breaker,
+            runtime,
+            scanning: false,
+            stopping: false,
+            retry_due: false,
+        };
+        Self(PaymentSupervisor::start_in_arbiter(arbiter, |_| actor))
+    }
+
+    /// Hands over orders that have just been committed.
+    pub fn hand_over(&self, orders: Vec<OpenOrder>) {
+        if !orders.is_empty() {
+            self.0.do_send(HandOver(orders));
+        }
+    }
+
+    /// Begins no further charge. What is in the queue is PENDING, and found again at the next start.
+    pub fn stop_charging(&self) {
+        self.0.do_send(StopCharging);
+    }
+}
+
+/// A place among the charges under way. It goes back when it is dropped, wherever that happens.
+pub struct ChargePlace {
+    order: OrderId,
+    supervisor: Addr<PaymentSupervisor>,
+    _counted: metrics::Counted,
+}
+
+impl Drop for ChargePlace {
+    fn drop(&mut self) {
+        self.supervisor.do_send(PlaceFree(self.order));
+    }
+}
+
+/// The shell around a [`Queue`].
+pub struct PaymentSupervisor {
+    queue: Queue,
+    limits: Limits,
+    orders: Orders,
+    store: Store,
+    provider_breaker: Arc<Breaker>,
+    runtime: runtime::Handle,
+    scanning: bool,
+    stopping: bool,
+    /// A look at the queue is due once the provider's breaker lets something through.
+    retry_due: bool,
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct HandOver(Vec<OpenOrder>);
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct PlaceFree(OrderId);
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Scanned(Vec<OpenOrder>);
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct StopCharging;
+
+impl Actor for PaymentSupervisor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.scan(ctx);
+        ctx.run_interval(self.limits.scan_period, Self::scan);
+    }
+}
+
+impl PaymentSupervisor {
+    fn scan(&mut self, ctx: &mut Context<Self>) {
+        metrics::payment_queue_age(self.queue.oldest(Instant::now()));
+        let room = self.queue.room().min(SCAN_ORDERS);
+        if self.scanning || self.stopping || room == 0 {
+            return;
+        }
+        self.scanning = true;
+        let (store, addr, min_age) = (self.store.clone(), ctx.address(), self.limits.scan_period);
+        self.runtime.spawn(async move {
+            let found = store.pending_orders(min_age, room as i64).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "pending orders could not be looked for");
+                Vec::new()
+            });
+            addr.do_send(Scanned(found));
+        });
+    }
+
+    fn take_in(&mut self, orders: Vec<OpenOrder>, new: bool, ctx: &mut Context<Self>) {
+        let now = Instant::now();
+        for order in orders {
+            if self.queue.offer(order, now) == Offer::Full && new {
+                metrics::payment_handover_dropped();
+            }
+        }
+        self.charge_what_fits(ctx);
+    }
+
+    fn charge_what_fits(&mut self, ctx: &mut Context<Self>) {
+        while !self.stopping && self.queue.has_place() {
+            // An order that nobody can charge stays PENDING: then it can be swept, or charged when the provider is back.
+            if self.provider_breaker.is_open(Instant::now()) {
+                self.retry_later(ctx);
+                break;
+            }
+            let Some(next) = self.queue.next() else { break };
+            let place = ChargePlace {
+                order: next.order,
+                supervisor: ctx.address(),
+                _counted: metrics::Counted::on(metrics::charges_in_flight()),
+            };
+            self.orders.charge(next.order, next.sale, place);
+        }
+        metrics::payment_queue_orders(self.queue.len());
+    }
+
+    fn retry_later(&mut self, ctx: &mut Context<Self>) {
+        const LOOK_AGAIN: Duration = Duration::from_millis(100);
+        if !self.retry_due {
+            self.retry_due = true;
+            ctx.run_later(LOOK_AGAIN, |actor, ctx| {
+                actor.retry_due = false;
+                actor.charge_what_fits(ctx);
+            });
+        }
+    }
+}
+
+impl Handler<HandOver> for PaymentSupervisor {
+    type Result = ();
+
+    fn handle(&mut self, HandOver(orders): HandOver, ctx: &mut Self::Context) {
+        self.take_in(orders, true, ctx);
+    }
+}
+
+impl Handler<Scanned> for PaymentSupervisor {
+    type Result = ();
+
+    fn handle(&mut self, Scanned(orders): Scanned, ctx: &mut Self::Context) {
+        self.scanning = false;
+        self.take_in(orders, false, ctx);
+    }
+}
+
+impl Handler<PlaceFree> for PaymentSupervisor {
+    type Result = ();
+
+    fn handle(&mut self, PlaceFree(order): PlaceFree, ctx: &mut Self::Context) {
+        self.queue.ended(order);
+        self.charge_what_fits(ctx);
+    }
+}
+
+impl Handler<StopCharging> for PaymentSupervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: StopCharging, _: &mut Self::Context) {
+        self.stopping = true;
+    }
+}

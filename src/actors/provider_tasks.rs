@@ -1,0 +1,146 @@
+//! Work owed to the provider: pays late money back, and finds out what became of charges whose order is over. The tasks are rows;
+//! each is on loan for a while when it is taken, so a worker's death only delays it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use tokio::sync::Notify;
+
+use crate::metrics::{self, LateRefund};
+use crate::provider::{Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use crate::store::{self, Store, Task, TaskKind};
+
+/// Tasks taken at a time, and worked off at the same time.
+const TASKS: usize = 64;
+
+/// Wakes the worker when something has just been written down. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct TaskWaker(Arc<Notify>);
+
+impl TaskWaker {
+    /// Something is due.
+    pub fn wake(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// The worker.
+pub struct TaskWorker {
+    /// Where the tasks are.
+    pub store: Store,
+    /// Who is owed.
+    pub provider: Arc<dyn PaymentProvider>,
+    /// Tries before a task becomes a dead letter.
+    pub max_tries: u32,
+    /// How often it looks by itself.
+    pub period: Duration,
+    /// Who wakes it in between.
+    pub waker: TaskWaker,
+}
+
+enum End {
+    Done,
+    /// Try again later.
+    Later(String),
+    /// Trying again won't help.
+    Never(String),
+}
+
+impl TaskWorker {
+    /// Works until it is dropped.
+    pub async fn run(self) {
+        loop {
+            // Woken or not; what matters are the rows.
+            tokio::time::timeout(self.period, self.waker.0.notified()).await.ok();
+            while self.work_off_some().await == TASKS {}
+            match self.store.count_dead_letters().await {
+                Ok(count) => metrics::dead_letters(count.max(0) as usize),
+                Err(error) => tracing::warn!(%error, "dead letters could not be counted"),
+            }
+        }
+    }
+
+    async fn work_off_some(&self) -> usize {
+        let tasks = match self.store.take_due_tasks(TASKS as i64).await {
+            Ok(tasks) => tasks,
+            Err(error) => {
+                tracing::warn!(%error, "work owed to the provider could not be taken");
+                return 0;
+            }
+        };
+        let taken = tasks.len();
+        stream::iter(tasks).for_each_concurrent(TASKS, |task| async move { self.work_off(&task).await }).await;
+        taken
+    }
+
+    async fn work_off(&self, task: &Task) {
+        let end = match task.kind {
+            TaskKind::Refund => self.refund(task).await,
+            TaskKind::Resolve => self.resolve(task).await,
+        };
+        let noted = match end {
+            Ok(End::Done) => return,
+            Ok(End::Later(what)) if task.tries.unsigned_abs() < self.max_tries => {
+                tracing::warn!(order_id = %task.order, kind = task.kind.as_sql(), tries = task.tries, %what, "tried again later");
+                self.store.task_failed(task, &what).await
+            }
+            Ok(End::Later(what) | End::Never(what)) => {
+                tracing::error!(order_id = %task.order, kind = task.kind.as_sql(), tries = task.tries, %what, "a dead letter");
+                self.store.bury(task, &what).await
+            }
+            // Its loan runs out, and it is taken again.
+            Err(error) => Err(error),
+        };
+        if let Err(error) = noted {
+            tracing::warn!(order_id = %task.order, kind = task.kind.as_sql(), %error, "work owed to the provider could not be noted");
+        }
+    }
+
+    async fn refund(&self, task: &Task) -> Result<End, store::Error> {
+        let reference = Reference::of(task.order, task.attempt);
+        Ok(match self.provider.refund(&reference, task.amount).await {
+            RefundOutcome::Refunded => {
+                if self.store.refund_done(task).await? {
+                    metrics::late_refund(LateRefund::Done);
+                }
+                End::Done
+            }
+            RefundOutcome::Refused { code } => End::Never(code),
+            RefundOutcome::Unreachable { what } => End::Later(what),
+        })
+    }
+
+    async fn resolve(&self, task: &Task) -> Result<End, store::Error> {
+        let reference = Reference::of(task.order, task.attempt);
+        let unresolved = match self.provider.lookup(&reference).await {
+            Lookup::Succeeded => return self.money_came(task).await,
+            Lookup::Declined { code } => return self.no_money(task, "DECLINED", Some(&code)).await,
+            Lookup::Voided => return self.no_money(task, "VOIDED", None).await,
+            Lookup::Unreachable { what } => what,
+            Lookup::Pending | Lookup::NotFound => match self.provider.void(&reference).await {
+                VoidOutcome::Voided => return self.no_money(task, "VOIDED", None).await,
+                VoidOutcome::AlreadySucceeded => return self.money_came(task).await,
+                VoidOutcome::AlreadyDeclined { code } => {
+                    return self.no_money(task, "DECLINED", Some(&code)).await;
+                }
+                VoidOutcome::Unreachable { what } => what,
+            },
+        };
+        Ok(End::Later(unresolved))
+    }
+
+    async fn money_came(&self, task: &Task) -> Result<End, store::Error> {
+        if self.store.record_late_charge(task.order, task.sale, task.attempt).await? {
+            metrics::late_refund(LateRefund::Due);
+            self.waker.wake();
+        }
+        Ok(End::Done)
+    }
+
+    async fn no_money(&self, task: &Task, status: &'static str, code: Option<&str>) -> Result<End, store::Error> {
+        self.store.resolved_without_money(task, status, code).await?;
+        Ok(End::Done)
+    }
+}

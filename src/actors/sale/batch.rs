@@ -1,0 +1,141 @@
+//! The open batch: purchases that wait for the next group commit, and everybody who waits for their answers.
+
+use std::collections::HashMap;
+use std::mem;
+
+use rustc_hash::FxBuildHasher;
+
+use crate::domain::{IdempotencyDigest, OrderId, Purchase};
+
+/// A purchase with the id that its order will have.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The order's id, minted here.
+    pub order: OrderId,
+    /// The purchase.
+    pub purchase: Purchase,
+}
+
+/// What became of a purchase that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival<W> {
+    /// It is in the open batch.
+    Queued,
+    /// The same purchase is under way already; it will be answered together with it.
+    Joined,
+    /// The same key is under way with another body.
+    KeyReused(W),
+}
+
+/// Collects purchases and hands them out in batches. Pure: it knows no clock and no I/O.
+#[derive(Debug)]
+pub struct Batcher<W> {
+    max_batch: usize,
+    max_in_flight: usize,
+    open: Vec<Entry>,
+    in_flight: usize,
+    waiting: HashMap<IdempotencyDigest, Waiting<W>, FxBuildHasher>,
+}
+
+#[derive(Debug)]
+struct Waiting<W> {
+    quantity: i32,
+    waiters: Vec<W>,
+}
+
+impl<W> Batcher<W> {
+    /// Batches of at most `max_batch`, at most `max_in_flight` of them under way.
+    pub fn new(max_batch: usize, max_in_flight: usize) -> Self {
+        Self { max_batch, max_in_flight, open: Vec::new(), in_flight: 0, waiting: HashMap::default() }
+    }
+
+    /// Takes a purchase in.
+    pub fn arrive(&mut self, purchase: Purchase, waiter: W) -> Arrival<W> {
+        if let Some(waiting) = self.waiting.get_mut(&purchase.digest) {
+            if waiting.quantity != purchase.quantity {
+                return Arrival::KeyReused(waiter);
+            }
+            waiting.waiters.push(waiter);
+            return Arrival::Joined;
+        }
+        self.waiting.insert(purchase.digest, Waiting { quantity: purchase.quantity, waiters: vec![waiter] });
+        self.open.push(Entry { order: OrderId::fresh(), purchase });
+        Arrival::Queued
+    }
+
+    /// Whether this purchase is under way.
+    pub fn knows(&self, digest: &IdempotencyDigest) -> bool {
+        self.waiting.contains_key(digest)
+    }
+
+    /// Whether the open batch can't take more, and may leave.
+    pub fn is_full(&self) -> bool {
+        self.open.len() >= self.max_batch && self.in_flight < self.max_in_flight
+    }
+
+    /// The next batch, if anything waits and there is room for one in flight.
+    pub fn next_batch(&mut self) -> Option<Vec<Entry>> {
+        if self.open.is_empty() || self.in_flight >= self.max_in_flight {
+            return None;
+        }
+        self.in_flight += 1;
+        if self.open.len() <= self.max_batch {
+            return Some(mem::take(&mut self.open));
+        }
+        let rest = self.open.split_off(self.max_batch);
+        Some(mem::replace(&mut self.open, rest))
+    }
+
+    /// A batch that was handed out has ended.
+    pub fn batch_ended(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    /// Everybody who waits for this purchase, the one who asked first in front.
+    pub fn take_waiters(&mut self, digest: &IdempotencyDigest) -> Vec<W> {
+        self.waiting.remove(digest).map(|waiting| waiting.waiters).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Buyer, SaleId};
+
+    fn purchase(buyer: &str, key: &str, quantity: i32) -> Purchase {
+        let buyer = Buyer::parse(buyer).unwrap();
+        let digest = IdempotencyDigest::of(&buyer, key);
+        Purchase { sale: SaleId::fresh(), buyer, digest, quantity }
+    }
+
+    #[test]
+    fn batches_are_bounded_in_size_and_number() {
+        let mut batcher = Batcher::new(2, 2);
+        for n in 0..5 {
+            assert_eq!(batcher.arrive(purchase("ann", &n.to_string(), 1), n), Arrival::Queued);
+        }
+        assert!(batcher.is_full());
+        assert_eq!(batcher.next_batch().unwrap().len(), 2);
+        assert_eq!(batcher.next_batch().unwrap().len(), 2);
+        assert!(batcher.next_batch().is_none(), "two are in flight");
+        assert!(!batcher.is_full());
+        batcher.batch_ended();
+        assert_eq!(batcher.next_batch().unwrap().len(), 1);
+        batcher.batch_ended();
+        assert!(batcher.next_batch().is_none(), "nothing waits");
+    }
+
+    #[test]
+    fn the_same_purchase_is_in_a_batch_once_and_answers_everybody() {
+        let mut batcher = Batcher::new(10, 1);
+        let same = purchase("ann", "k", 1);
+        assert_eq!(batcher.arrive(same.clone(), 1), Arrival::Queued);
+        assert_eq!(batcher.arrive(same.clone(), 2), Arrival::Joined);
+        assert_eq!(batcher.next_batch().unwrap().len(), 1);
+        assert_eq!(batcher.arrive(same.clone(), 3), Arrival::Joined, "also while its batch is in flight");
+        assert_eq!(batcher.arrive(purchase("ann", "k", 2), 4), Arrival::KeyReused(4));
+        assert_eq!(batcher.arrive(purchase("bob", "k", 2), 5), Arrival::Queued, "another buyer's key");
+        assert_eq!(batcher.take_waiters(&same.digest), [1, 2, 3]);
+        assert!(!batcher.knows(&same.digest));
+    }
+}

@@ -1,0 +1,422 @@
+//! How a batch is decided: the gate admits, the database decides, everybody is answered.
+//!
+//! ```text
+//! gate.reserve --admitted--> store.reserve --committed--> accepted
+//!     | unprimed                 | epoch moved: rebuild, and once more
+//!     '-> rebuild, once more     | less there than admitted: cut, occupy, rebuild
+//!     gate away -----------------> store.reserve alone, raising the epoch
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::batch::Entry;
+use crate::actors::breaker::Breaker;
+use crate::actors::payment_supervisor::Supervisor;
+use crate::domain::{Accepted, IdempotencyDigest, Money, OrderId, OrderStatus, Refusal, Sale};
+use crate::gate::{self, Gate, LoadedOrder, Release, Reservation, SaleFacts, Verdict};
+use crate::metrics::{self, By, GateOp, RebuildReason, What};
+use crate::store::{self, Epoch, Existing, NewOrder, OpenOrder, Placed, Reserve, Store};
+
+/// How often a batch goes round (rebuild, another engine's rebuild, a released id) before it is sold through Postgres alone.
+const MAX_ROUNDS: usize = 60;
+/// How long to wait while another engine loads the sale's keys.
+const LOADING_PAUSE: Duration = Duration::from_millis(25);
+/// How often a batch whose commit went unanswered is run again to find out, with a pause that doubles from this one.
+const UNKNOWN_TRIES: u32 = 4;
+const UNKNOWN_PAUSE: Duration = Duration::from_millis(100);
+/// When a buyer should come back while the database is away.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The answer to one purchase of a batch.
+#[derive(Debug)]
+pub struct Decided {
+    /// Which purchase.
+    pub digest: IdempotencyDigest,
+    /// What its buyers are told.
+    pub answer: Result<Accepted, Refusal>,
+}
+
+/// What all sales share.
+pub struct Parts {
+    /// Postgres.
+    pub store: Store,
+    /// Redis.
+    pub gate: Gate,
+    /// Open while Redis doesn't answer: batches then go to Postgres alone.
+    pub gate_breaker: Breaker,
+    /// Open while Postgres doesn't answer: purchases are then turned away at once.
+    pub store_breaker: Arc<Breaker>,
+    /// Who charges what was accepted.
+    pub supervisor: Supervisor,
+}
+
+/// Decides the batches of one sale. Two may be under way at once.
+pub struct Decider {
+    sale: Arc<Sale>,
+    parts: Arc<Parts>,
+    /// One rebuild at a time; whoever waited for another's is done with it.
+    rebuild: Mutex<()>,
+    rebuilds: AtomicU64,
+}
+
+impl Decider {
+    /// A decider for this sale.
+    pub fn new(sale: Arc<Sale>, parts: Arc<Parts>) -> Self {
+        Self { sale, parts, rebuild: Mutex::new(()), rebuilds: AtomicU64::new(0) }
+    }
+
+    /// Decides a batch. Never fails: each purchase has its answer. Also tells how many units were left, if it is known.
+    pub async fn decide(&self, entries: Vec<Entry>) -> (Vec<Decided>, Option<i64>) {
+        metrics::batch_size(What::Reserve, entries.len());
+        let mut batch = Batch { sale: &self.sale, decided: Vec::with_capacity(entries.len()), available: None };
+        let mut open = entries;
+        for round in 0..=MAX_ROUNDS {
+            if open.is_empty() {
+                break;
+            }
+            if !self.parts.store_breaker.allows(Instant::now()) {
+                break;
+            }
+            let seen_rebuilds = self.rebuilds.load(Ordering::Acquire);
+            let alone = round == MAX_ROUNDS || !self.parts.gate_breaker.allows(Instant::now());
+            open = if alone {
+                self.place(&mut batch, open, Epoch::Raise, seen_rebuilds).await
+            } else {
+                match self.ask_gate(&open).await {
+                    Ok(gate::Reserve::Decided { epoch, available, verdicts }) => {
+                        batch.available = Some(available);
+                        let (admitted, again) = self.follow_verdicts(&mut batch, open, &verdicts).await;
+                        let mut rest = self.place(&mut batch, admitted, Epoch::Exactly(epoch), seen_rebuilds).await;
+                        rest.extend(again);
+                        rest
+                    }
+                    Ok(gate::Reserve::Unprimed) => {
+                        if let Err(error) = self.rebuild(RebuildReason::Unprimed, seen_rebuilds).await {
+                            tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+                        }
+                        open
+                    }
+                    Ok(gate::Reserve::Loading) => {
+                        tokio::time::sleep(LOADING_PAUSE).await;
+                        open
+                    }
+                    // The breaker has taken note; the next round goes without the gate.
+                    Err(error) => {
+                        tracing::warn!(sale_id = %self.sale.id, %error, "selling through postgres alone");
+                        open
+                    }
+                }
+            };
+        }
+        for entry in open {
+            batch.answer(entry.purchase.digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+        }
+        (batch.decided, batch.available)
+    }
+
+    async fn ask_gate(&self, entries: &[Entry]) -> Result<gate::Reserve, gate::Error> {
+        let requests: Vec<Reservation> = entries
+            .iter()
+            .map(|entry| Reservation {
+                order: entry.order,
+                buyer: entry.purchase.buyer.clone(),
+                digest: entry.purchase.digest,
+                quantity: entry.purchase.quantity,
+            })
+            .collect();
+        let started = Instant::now();
+        let result = self.parts.gate.reserve(self.sale.id, &requests).await;
+        metrics::gate_seconds(GateOp::Reserve, started.elapsed());
+        self.parts.gate_breaker.record(Instant::now(), result.is_ok());
+        metrics::gate_degraded(result.is_err());
+        result
+    }
+
+    /// Answers what the gate refused, and what it knows from before. Returns what the database must decide, and what needs
+    /// a new order id and another round.
+    async fn follow_verdicts(
+        &self,
+        batch: &mut Batch<'_>,
+        entries: Vec<Entry>,
+        verdicts: &[Verdict],
+    ) -> (Vec<Entry>, Vec<Entry>) {
+        let terms = &self.sale.terms;
+        let mut admitted = Vec::with_capacity(entries.len());
+        let mut replays = Vec::new();
+        let mut again = Vec::new();
+        for (mut entry, verdict) in entries.into_iter().zip(verdicts) {
+            let digest = entry.purchase.digest;
+            match verdict {
+                Verdict::Admitted => admitted.push(entry),
+                Verdict::Replay(order) => {
+                    entry.order = *order;
+                    replays.push(entry);
+                }
+                Verdict::Released => {
+                    entry.order = OrderId::fresh();
+                    again.push(entry);
+                }
+                Verdict::KeyReused => batch.answer(digest, Err(Refusal::KeyReused)),
+                Verdict::SoldOut => batch.answer(digest, Err(Refusal::SoldOut)),
+                Verdict::LimitExceeded => batch.answer(digest, Err(batch.limit_exceeded())),
+                Verdict::NotOpen => batch.answer(digest, Err(Refusal::NotOpen { opens_at: terms.opens_at })),
+                Verdict::Closed => batch.answer(digest, Err(batch.closed())),
+            }
+        }
+        if replays.is_empty() {
+            return (admitted, again);
+        }
+        let digests: Vec<_> = replays.iter().map(|entry| entry.purchase.digest).collect();
+        match self.parts.store.find_existing(self.sale.id, &digests).await {
+            Ok(existing) => {
+                for entry in replays {
+                    match existing.get(&entry.purchase.digest) {
+                        Some(order) => batch.replayed(&entry, order),
+                        // Reserved, and the commit never came (or isn't visible yet): it is made now, under the same id. Should
+                        // another commit of it be in flight, the insert waits for it.
+                        None => admitted.push(entry),
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::warn!(sale_id = %self.sale.id, %error, "replays can't be looked up");
+                for entry in replays {
+                    batch.answer(entry.purchase.digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+                }
+            }
+        }
+        (admitted, again)
+    }
+
+    /// Has the database decide. Returns what must go round once more.
+    async fn place(
+        &self,
+        batch: &mut Batch<'_>,
+        entries: Vec<Entry>,
+        epoch: Epoch,
+        seen_rebuilds: u64,
+    ) -> Vec<Entry> {
+        if entries.is_empty() {
+            return entries;
+        }
+        let orders: Vec<NewOrder> = entries
+            .iter()
+            .map(|entry| NewOrder {
+                order: entry.order,
+                buyer: entry.purchase.buyer.clone(),
+                digest: entry.purchase.digest,
+                quantity: entry.purchase.quantity,
+                amount_minor: self.sale.terms.unit_price_minor.saturating_mul(entry.purchase.quantity.into()),
+            })
+            .collect();
+        let (placed, stock, cut) = match self.commit(&orders, epoch).await {
+            Ok(Reserve::Done { placed, stock, cut }) => (placed, stock, cut),
+            Ok(Reserve::StaleEpoch) => {
+                if let Err(error) = self.rebuild(RebuildReason::Epoch, seen_rebuilds).await {
+                    tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+                }
+                return entries;
+            }
+            Err(error) => {
+                let unknown = matches!(error, store::Error::OutcomeUnknown(_));
+                tracing::warn!(sale_id = %self.sale.id, orders = orders.len(), %error, "a batch could not be committed");
+                for entry in entries {
+                    let refusal = if unknown {
+                        Refusal::OutcomeUnknown { retry_after: RETRY_AFTER }
+                    } else {
+                        Refusal::Unavailable { retry_after: RETRY_AFTER }
+                    };
+                    batch.answer(entry.purchase.digest, Err(refusal));
+                }
+                return Vec::new();
+            }
+        };
+
+        if let Some(stock) = stock {
+            batch.available = Some(stock.available);
+        }
+        let mut accepted = Vec::with_capacity(entries.len());
+        let mut unwanted = Vec::new();
+        for ((entry, order), placed) in entries.iter().zip(&orders).zip(placed) {
+            let digest = entry.purchase.digest;
+            match placed {
+                Placed::New { created_at } => {
+                    accepted.push(OpenOrder { order: entry.order, sale: self.sale.id });
+                    let amount = Money { amount_minor: order.amount_minor, currency: self.sale.terms.currency };
+                    let accepted = Accepted {
+                        order: entry.order,
+                        sale: self.sale.id,
+                        buyer: entry.purchase.buyer.clone(),
+                        quantity: entry.purchase.quantity,
+                        amount,
+                        created_at,
+                        replayed: false,
+                    };
+                    batch.answer(digest, Ok(accepted));
+                    continue;
+                }
+                Placed::Existing(existing) => batch.replayed(entry, &existing),
+                Placed::SoldOut => batch.answer(digest, Err(Refusal::SoldOut)),
+                Placed::LimitExceeded => batch.answer(digest, Err(batch.limit_exceeded())),
+                Placed::NotOpen => {
+                    batch.answer(digest, Err(Refusal::NotOpen { opens_at: self.sale.terms.opens_at }));
+                }
+                Placed::Closed => batch.answer(digest, Err(batch.closed())),
+                Placed::Bad(_) => {
+                    batch.answer(digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+                }
+            }
+            unwanted.push((entry.order, entry.purchase.buyer.clone(), entry.purchase.quantity));
+        }
+        metrics::transitions(None, OrderStatus::Pending, By::Sale, accepted.len() as u64);
+        self.parts.supervisor.hand_over(accepted);
+
+        if epoch != Epoch::Raise && !unwanted.is_empty() {
+            self.give_back(&unwanted).await;
+            if cut {
+                if let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds).await {
+                    tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+                }
+            }
+        }
+        Vec::new()
+    }
+
+    /// Commits a batch, and finds out what became of it when the commit goes unanswered.
+    async fn commit(&self, orders: &[NewOrder], epoch: Epoch) -> Result<Reserve, store::Error> {
+        let started = Instant::now();
+        let run = || self.parts.store.reserve(self.sale.id, self.sale.terms.per_buyer_limit, orders, epoch);
+        let mut result = run().await;
+        for tried in 0..UNKNOWN_TRIES {
+            let Err(store::Error::OutcomeUnknown(reason)) = &result else { break };
+            tracing::warn!(sale_id = %self.sale.id, %reason, "running a batch again to learn its outcome");
+            tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
+            result = match run().await {
+                Err(store::Error::Unavailable(reason)) => Err(store::Error::OutcomeUnknown(reason)),
+                other => other,
+            };
+        }
+        metrics::commit_seconds(What::Reserve, started.elapsed());
+        self.parts.store_breaker.record(
+            Instant::now(),
+            !matches!(result, Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))),
+        );
+        result
+    }
+
+    /// Gives back what the gate had set aside for orders that did not come into being: first their ids are occupied, so that
+    /// they never can.
+    async fn give_back(&self, unwanted: &[(OrderId, crate::domain::Buyer, i32)]) {
+        let occupied = match self.parts.store.occupy(self.sale.id, unwanted).await {
+            Ok(occupied) => occupied,
+            Err(error) => {
+                tracing::warn!(sale_id = %self.sale.id, %error, "left to the reaper: ids could not be occupied");
+                return;
+            }
+        };
+        let releases: Vec<Release> =
+            occupied.into_iter().map(|order| Release { order, forget: true }).collect();
+        if let Err(error) = self.parts.gate.release(self.sale.id, &releases).await {
+            tracing::warn!(sale_id = %self.sale.id, %error, "left to the reaper: units could not be given back");
+        }
+    }
+
+    /// Loads the gate from the database under a raised epoch, unless somebody in this process has since `seen_rebuilds`.
+    async fn rebuild(&self, reason: RebuildReason, seen_rebuilds: u64) -> Result<(), RebuildError> {
+        let _one_at_a_time = self.rebuild.lock().await;
+        if self.rebuilds.load(Ordering::Acquire) != seen_rebuilds {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let sale = self.sale.id;
+        let snapshot = self.parts.store.raise_epoch(sale).await?.ok_or(RebuildError::NoSuchSale)?;
+        let orders: Vec<LoadedOrder> = snapshot
+            .orders
+            .into_iter()
+            .map(|known| LoadedOrder {
+                order: known.order,
+                buyer: known.buyer,
+                digest: known.digest,
+                quantity: known.quantity,
+                holds: known.holds,
+            })
+            .collect();
+        let terms = &self.sale.terms;
+        let facts = SaleFacts {
+            available: snapshot.available,
+            opens_at: terms.opens_at,
+            closes_at: terms.closes_at,
+            per_buyer_limit: terms.per_buyer_limit,
+        };
+        let gate = &self.parts.gate;
+        let epoch = snapshot.epoch;
+        let result = async {
+            Ok::<bool, gate::Error>(
+                gate.begin_load(sale, epoch).await?
+                    && gate.load_orders(sale, epoch, &orders).await?
+                    && gate.finish_load(sale, epoch, &facts).await?,
+            )
+        }
+        .await;
+        metrics::gate_seconds(GateOp::Rebuild, started.elapsed());
+        self.parts.gate_breaker.record(Instant::now(), result.is_ok());
+        if result? {
+            metrics::gate_rebuilt(reason);
+            tracing::info!(sale_id = %sale, epoch, orders = orders.len(), available = facts.available, ?reason, "loaded a sale into the gate");
+        }
+        self.rebuilds.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RebuildError {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Gate(#[from] gate::Error),
+    #[error("the sale is gone")]
+    NoSuchSale,
+}
+
+/// The answers of a batch as they come to be known.
+struct Batch<'a> {
+    sale: &'a Sale,
+    decided: Vec<Decided>,
+    available: Option<i64>,
+}
+
+impl Batch<'_> {
+    fn answer(&mut self, digest: IdempotencyDigest, answer: Result<Accepted, Refusal>) {
+        self.decided.push(Decided { digest, answer });
+    }
+
+    fn replayed(&mut self, entry: &Entry, existing: &Existing) {
+        let answer = if existing.quantity == entry.purchase.quantity {
+            Ok(Accepted {
+                order: existing.order,
+                sale: self.sale.id,
+                buyer: entry.purchase.buyer.clone(),
+                quantity: existing.quantity,
+                amount: Money { amount_minor: existing.amount_minor, currency: self.sale.terms.currency },
+                created_at: existing.created_at,
+                replayed: true,
+            })
+        } else {
+            Err(Refusal::KeyReused)
+        };
+        self.answer(entry.purchase.digest, answer);
+    }
+
+    fn limit_exceeded(&self) -> Refusal {
+        Refusal::LimitExceeded { per_buyer_limit: self.sale.terms.per_buyer_limit.unwrap_or(i32::MAX) }
+    }
+
+    fn closed(&self) -> Refusal {
+        Refusal::Closed { closes_at: self.sale.terms.closes_at.unwrap_or(jiff::Timestamp::MAX) }
+    }
+}

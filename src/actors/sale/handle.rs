@@ -1,0 +1,143 @@
+//! The registry of sales' actors, and the way in to them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{Actor, Addr, Context};
+use actix_rt::ArbiterHandle;
+use dashmap::DashMap;
+use rustc_hash::FxBuildHasher;
+use tokio::runtime;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::batch::Batcher;
+use super::messages::{Buy, Freed, Waiter};
+use super::{Decider, Parts, SaleActor, SoldOut};
+use crate::domain::{Accepted, Purchase, Refusal, Sale, SaleId};
+use crate::metrics;
+
+/// When a buyer should come back who found the queue full.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Bounds of each sale's actor.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Purchases per batch.
+    pub max_batch: usize,
+    /// Batches under way at once.
+    pub batches_in_flight: usize,
+    /// Purchases that may wait.
+    pub mailbox_requests: usize,
+}
+
+/// All sales that this engine has been asked about. Cheap to clone.
+#[derive(Clone)]
+pub struct Sales(Arc<Inner>);
+
+struct Inner {
+    handles: DashMap<SaleId, SaleHandle, FxBuildHasher>,
+    parts: Arc<Parts>,
+    limits: Limits,
+    arbiter: ArbiterHandle,
+    runtime: runtime::Handle,
+}
+
+#[derive(Clone)]
+struct SaleHandle {
+    sale: Arc<Sale>,
+    addr: Addr<SaleActor>,
+    /// Places in the queue: the bound that an actix mailbox isn't.
+    places: Arc<Semaphore>,
+}
+
+impl Sales {
+    /// An empty registry whose actors live on `arbiter` and whose work runs on `runtime`.
+    pub fn new(parts: Arc<Parts>, limits: Limits, arbiter: ArbiterHandle, runtime: runtime::Handle) -> Self {
+        Self(Arc::new(Inner { handles: DashMap::default(), parts, limits, arbiter, runtime }))
+    }
+
+    /// Asks a sale for units.
+    pub async fn buy(&self, purchase: Purchase) -> Result<Accepted, Refusal> {
+        let handle = self.handle(purchase.sale).await?;
+        let terms = &handle.sale.terms;
+        let affordable = i64::MAX / terms.unit_price_minor;
+        if !(1..=terms.max_per_order).contains(&purchase.quantity) || i64::from(purchase.quantity) > affordable {
+            let max_per_order = terms.max_per_order.min(affordable.try_into().unwrap_or(i32::MAX));
+            return Err(Refusal::TooMany { max_per_order });
+        }
+        let place = handle
+            .places
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| Refusal::Overloaded { retry_after: RETRY_AFTER })?;
+        let (answer, answered) = oneshot::channel();
+        handle.addr.do_send(Buy { purchase, waiter: Waiter { answer, place } });
+        // The actor died with the request in its hands: it may have been committed.
+        answered.await.unwrap_or(Err(Refusal::OutcomeUnknown { retry_after: RETRY_AFTER }))
+    }
+
+    /// Tells a sale's actor, if there is one, that units have gone back.
+    pub fn freed(&self, sale: SaleId) {
+        let addr = self.0.handles.get(&sale).map(|handle| handle.addr.clone());
+        if let Some(addr) = addr {
+            addr.do_send(Freed);
+        }
+    }
+
+    /// The sales that have an actor.
+    pub fn active(&self) -> Vec<SaleId> {
+        self.0.handles.iter().map(|handle| *handle.key()).collect()
+    }
+
+    /// Takes note of a sale, so that its first buyer needn't wait for the database.
+    pub fn know(&self, sale: Sale) {
+        self.0.handles.entry(sale.id).or_insert_with(|| self.start(Arc::new(sale)));
+    }
+
+    async fn handle(&self, id: SaleId) -> Result<SaleHandle, Refusal> {
+        let found = self.0.handles.get(&id).map(|handle| handle.clone());
+        match found {
+            Some(handle) if handle.addr.connected() => Ok(handle),
+            Some(dead) => {
+                // A panic closed its address for good. Nothing is lost but its queue: the rows tell the rest.
+                metrics::actor_restarted(metrics::Actor::Sale);
+                tracing::error!(sale_id = %id, "a sale's actor had died and is started anew");
+                let fresh = self.start(dead.sale.clone());
+                let mut entry = self.0.handles.entry(id).or_insert_with(|| fresh.clone());
+                if !entry.addr.connected() {
+                    *entry = fresh;
+                }
+                Ok(entry.clone())
+            }
+            None => {
+                let (store, runtime) = (self.0.parts.store.clone(), &self.0.runtime);
+                let view = runtime
+                    .spawn(async move { store.sale(id).await })
+                    .await
+                    .map_err(|_| Refusal::Unavailable { retry_after: RETRY_AFTER })?
+                    .map_err(|error| {
+                        tracing::warn!(sale_id = %id, %error, "a sale can't be looked up");
+                        Refusal::Unavailable { retry_after: RETRY_AFTER }
+                    })?
+                    .ok_or(Refusal::SaleNotFound)?;
+                let sale = Arc::new(view.sale);
+                Ok(self.0.handles.entry(id).or_insert_with(|| self.start(sale)).clone())
+            }
+        }
+    }
+
+    fn start(&self, sale: Arc<Sale>) -> SaleHandle {
+        let Inner { parts, limits, arbiter, runtime, .. } = &*self.0;
+        let actor = SaleActor {
+            batcher: Batcher::new(limits.max_batch, limits.batches_in_flight),
+            decider: Arc::new(Decider::new(sale.clone(), parts.clone())),
+            parts: parts.clone(),
+            sale: sale.id,
+            runtime: runtime.clone(),
+            flush_due: false,
+            sold_out: SoldOut::No,
+        };
+        let addr = SaleActor::start_in_arbiter(arbiter, |_: &mut Context<SaleActor>| actor);
+        SaleHandle { sale, addr, places: Arc::new(Semaphore::new(limits.mailbox_requests)) }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a sale's actor is told.
+
+use std::collections::HashSet;
+
+use actix::Message;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::decide::Decided;
+use crate::domain::{Accepted, IdempotencyDigest, Purchase, Refusal};
+use crate::gate::Pulse;
+
+/// Somebody who waits for the answer to a purchase, and the place they take up in the queue.
+pub struct Waiter {
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Result<Accepted, Refusal>>,
+    /// Their place; free again when the answer is given.
+    pub place: OwnedSemaphorePermit,
+}
+
+/// A buyer wants units.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Buy {
+    /// What they want.
+    pub purchase: Purchase,
+    /// Who waits.
+    pub waiter: Waiter,
+}
+
+/// Take a batch, if there is room for one.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Flush;
+
+/// A batch is decided.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct BatchDecided(pub Vec<Decided>, pub Option<i64>);
+
+/// Units of this sale have gone back.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Freed;
+
+/// What the gate knows of a sale that is sold out: its purchases. `None` when that is over or can't be told.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct SoldOutKnown(pub Option<(Pulse, HashSet<IdempotencyDigest>)>);
+
+/// Whether a sale that is sold out still is.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct StillSoldOut(pub Option<Pulse>);
