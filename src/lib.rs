@@ -3,4 +3,5 @@
 
 pub mod actors;
 pub mod domain;
+pub mod gate;
 pub mod provider;

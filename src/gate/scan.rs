@@ -1,0 +1,180 @@
+//! Looking at what the gate holds, without keeping it from its work.
+
+use std::collections::HashSet;
+
+use jiff::Timestamp;
+use redis::Value;
+use uuid::Uuid;
+
+use super::keys::SaleKeys;
+use super::reply::{self, Readiness, Reply};
+use super::script;
+use super::{Error, Gate};
+use crate::domain::{Buyer, IdempotencyDigest, OrderId, SaleId};
+
+/// Entries that a page is asked to hold; Redis may give some more or less.
+const PAGE_ENTRIES: usize = 1000;
+
+/// How often a scan begins anew when the sale was loaded again under it.
+const SCANS: usize = 3;
+
+/// What changes about a sale, at one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pulse {
+    /// The epoch it was loaded under.
+    pub epoch: i64,
+    /// Units available.
+    pub available: i64,
+    /// Idempotency keys it knows.
+    pub keys: u64,
+}
+
+/// Units held (or owned) by an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldReservation {
+    /// The order.
+    pub order: OrderId,
+    /// Its buyer.
+    pub buyer: Buyer,
+    /// The name of the purchase.
+    pub digest: IdempotencyDigest,
+    /// Its units.
+    pub quantity: i32,
+    /// When they were taken or loaded, by Redis' clock.
+    pub reserved_at: Timestamp,
+}
+
+impl Gate {
+    /// Epoch, stock and number of keys, cheaply and at one instant; `None` while the sale isn't loaded.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn pulse(&self, sale: SaleId) -> Result<Option<Pulse>, Error> {
+        let mut reply = Reply::new(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)?;
+        match reply.readiness()? {
+            Readiness::Unprimed | Readiness::Loading => Ok(None),
+            Readiness::Ready => Ok(Some(Pulse {
+                epoch: reply.parsed()?,
+                available: reply.parsed()?,
+                keys: reply.int()?.unsigned_abs(),
+            })),
+        }
+    }
+
+    /// The purchases that the sale knows: all that were known when it was called, and some of those that came to be known
+    /// meanwhile. Read page by page, about 1,000 purchases per page.
+    ///
+    /// # Errors
+    /// [`Error::Unprimed`] when the sale isn't loaded, or is loaded again and again meanwhile; otherwise what is in the way.
+    pub async fn known_keys(&self, sale: SaleId) -> Result<HashSet<IdempotencyDigest>, Error> {
+        let key = SaleKeys::of(sale).keys;
+        let mut before = self.pulse(sale).await?.ok_or(Error::Unprimed)?;
+        for _ in 0..SCANS {
+            let mut known = HashSet::with_capacity(before.keys as usize);
+            let mut cursor = 0;
+            loop {
+                let page;
+                (cursor, page) = self.page(&key, cursor).await?;
+                for (digest, _) in page {
+                    known.insert(IdempotencyDigest(parsed_uuid(&digest)?));
+                }
+                if cursor == 0 {
+                    break;
+                }
+            }
+            let after = self.pulse(sale).await?.ok_or(Error::Unprimed)?;
+            if after.epoch == before.epoch {
+                return Ok(known);
+            }
+            before = after;
+        }
+        Err(Error::Unprimed)
+    }
+
+    /// A page of the orders that hold units in the sale, and the cursor of the next page; begin with 0, the last page
+    /// gives 0. An order that holds units throughout comes up at least once, and maybe twice. Nothing, when the sale isn't loaded.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn reservations(
+        &self,
+        sale: SaleId,
+        cursor: u64,
+    ) -> Result<(u64, Vec<HeldReservation>), Error> {
+        let (cursor, page) = self.page(&SaleKeys::of(sale).held, cursor).await?;
+        let held = page
+            .iter()
+            .map(|(order, value)| held(order, value))
+            .collect::<Result<_, _>>()?;
+        Ok((cursor, held))
+    }
+
+    /// A page of a hash, and the cursor of the next.
+    async fn page(&self, key: &str, cursor: u64) -> Result<(u64, Vec<(String, String)>), Error> {
+        let mut command = redis::cmd("HSCAN");
+        command.arg(key).arg(cursor).arg("COUNT").arg(PAGE_ENTRIES);
+        let mut reply = Reply::new(self.link.call(&command).await?)?;
+        let next = reply.parsed()?;
+        let mut entries = Reply::new(reply.value()?)?.rest();
+        let mut page = Vec::new();
+        while let (Some(field), Some(value)) = (entries.next(), entries.next()) {
+            page.push((owned(&field)?, owned(&value)?));
+        }
+        Ok((next, page))
+    }
+}
+
+fn owned(value: &Value) -> Result<String, Error> {
+    reply::text(value).map(str::to_owned)
+}
+
+fn parsed_uuid(text: &str) -> Result<Uuid, Error> {
+    reply::parsed(text)
+}
+
+/// Reads an entry of the hash of reservations: the order, and `quantity:reserved_at_us:digest:buyer`.
+fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
+    let unreadable = || Error::Other(format!("an unreadable reservation: {value:?}"));
+    // The buyer comes last, because it may hold colons.
+    let mut parts = value.splitn(4, ':');
+    let mut part = || parts.next().ok_or_else(unreadable);
+    Ok(HeldReservation {
+        order: OrderId(parsed_uuid(order)?),
+        quantity: reply::parsed(part()?)?,
+        reserved_at: Timestamp::from_microsecond(reply::parsed(part()?)?).map_err(|_| unreadable())?,
+        digest: IdempotencyDigest(parsed_uuid(part()?)?),
+        buyer: Buyer::parse(part()?).ok_or_else(unreadable)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_is_read_and_its_buyer_may_hold_colons() {
+        let order = OrderId::fresh();
+        let digest = Uuid::from_u128(0xabc);
+        let value = format!("3:1700000000000001:{}:user:42:x", digest.simple());
+        let read = held(&order.to_string(), &value).unwrap();
+        assert_eq!(read.order, order);
+        assert_eq!(read.quantity, 3);
+        assert_eq!(read.reserved_at.as_microsecond(), 1_700_000_000_000_001);
+        assert_eq!(read.digest, IdempotencyDigest(digest));
+        assert_eq!(read.buyer.as_str(), "user:42:x");
+    }
+
+    #[test]
+    fn an_unreadable_reservation_is_an_error() {
+        let order = OrderId::fresh().to_string();
+        for bad in [
+            "",
+            "3",
+            "x:1:2:ann",
+            "3:1700000000000001:zz:ann",
+            "3:1700000000000001:00000000000000000000000000000abc:",
+        ] {
+            assert!(held(&order, bad).is_err(), "{bad:?}");
+        }
+    }
+}
