@@ -14,16 +14,26 @@ pub struct Breaker {
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    Closed { failures: u32 },
-    Open { until: Instant },
+    Closed {
+        failures: u32,
+    },
+    Open {
+        until: Instant,
+    },
     /// One question is under way. Should its answer never come, another is let through after a pause.
-    HalfOpen { until: Instant },
+    HalfOpen {
+        until: Instant,
+    },
 }
 
 impl Breaker {
     /// A closed breaker.
     pub fn new(failures_to_open: u32, pause: Duration) -> Self {
-        Self { failures_to_open, pause, state: Mutex::new(State::Closed { failures: 0 }) }
+        Self {
+            failures_to_open,
+            pause,
+            state: Mutex::new(State::Closed { failures: 0 }),
+        }
     }
 
     /// Whether to ask now. Where the pause has just ended, this call is the one that is let through.
@@ -33,7 +43,9 @@ impl Breaker {
             State::Closed { .. } => true,
             State::Open { until } | State::HalfOpen { until } if now < until => false,
             State::Open { .. } | State::HalfOpen { .. } => {
-                *state = State::HalfOpen { until: now + self.pause };
+                *state = State::HalfOpen {
+                    until: now + self.pause,
+                };
                 true
             }
         }
@@ -52,10 +64,12 @@ impl Breaker {
         let mut state = self.lock();
         *state = match (*state, answered) {
             (_, true) => State::Closed { failures: 0 },
-            (State::Closed { failures }, false) if failures + 1 < self.failures_to_open => {
-                State::Closed { failures: failures + 1 }
-            }
-            (_, false) => State::Open { until: now + self.pause },
+            (State::Closed { failures }, false) if failures + 1 < self.failures_to_open => State::Closed {
+                failures: failures + 1,
+            },
+            (_, false) => State::Open {
+                until: now + self.pause,
+            },
         };
     }
 

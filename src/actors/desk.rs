@@ -8,8 +8,10 @@ use tokio::runtime;
 use super::order::Orders;
 use super::sale::Sales;
 use super::transition_writer::WriteError;
+use crate::domain::{
+    Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId,
+};
 pub use crate::domain::{LateRefund, OrderView, SaleView};
-use crate::domain::{Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId};
 use crate::metrics::{self, Outcome as Counted};
 use crate::store::{self, Outcome, Store};
 
@@ -93,25 +95,34 @@ impl Desk {
 
     /// Lists a sale.
     pub async fn list_sale(&self, terms: NewSale) -> Result<SaleView, DeskError> {
-        let listed = self.ask(move |store| async move { store.list_sale(&terms).await }).await?;
+        let listed = self
+            .ask(move |store| async move { store.list_sale(&terms).await })
+            .await?;
         self.sales.know(listed.sale.clone());
         Ok(listed)
     }
 
     /// One sale.
     pub async fn sale(&self, id: SaleId) -> Result<SaleView, DeskError> {
-        self.ask(move |store| async move { store.sale(id).await }).await?.ok_or(DeskError::NotFound)
+        self.ask(move |store| async move { store.sale(id).await })
+            .await?
+            .ok_or(DeskError::NotFound)
     }
 
     /// Sales in the order in which they were listed, `limit` of them after `after`.
     pub async fn sales(&self, after: Option<SaleId>, limit: u16) -> Result<Vec<SaleView>, DeskError> {
-        self.ask(move |store| async move { store.sales(after, limit).await }).await
+        self.ask(move |store| async move { store.sales(after, limit).await })
+            .await
     }
 
     /// One order of this buyer.
     pub async fn order(&self, id: OrderId, buyer: &Buyer) -> Result<OrderView, DeskError> {
-        let order = self.ask(move |store| async move { store.order(id).await }).await?;
-        order.filter(|order| order.buyer == *buyer).ok_or(DeskError::NotFound)
+        let order = self
+            .ask(move |store| async move { store.order(id).await })
+            .await?;
+        order
+            .filter(|order| order.buyer == *buyer)
+            .ok_or(DeskError::NotFound)
     }
 
     /// Cancels an order of this buyer while it is PENDING. An order cancelled before is answered as it stands.

@@ -53,7 +53,9 @@ impl TaskWorker {
     pub async fn run(self) {
         loop {
             // Woken or not; what matters are the rows.
-            tokio::time::timeout(self.period, self.waker.0.notified()).await.ok();
+            tokio::time::timeout(self.period, self.waker.0.notified())
+                .await
+                .ok();
             while self.work_off_some().await == TASKS {}
             match self.store.count_dead_letters().await {
                 Ok(count) => metrics::dead_letters(count.max(0) as usize),
@@ -71,7 +73,9 @@ impl TaskWorker {
             }
         };
         let taken = tasks.len();
-        stream::iter(tasks).for_each_concurrent(TASKS, |task| async move { self.work_off(&task).await }).await;
+        stream::iter(tasks)
+            .for_each_concurrent(TASKS, |task| async move { self.work_off(&task).await })
+            .await;
         taken
     }
 
@@ -132,14 +136,23 @@ impl TaskWorker {
     }
 
     async fn money_came(&self, task: &Task) -> Result<End, store::Error> {
-        if self.store.record_late_charge(task.order, task.sale, task.attempt).await? {
+        if self
+            .store
+            .record_late_charge(task.order, task.sale, task.attempt)
+            .await?
+        {
             metrics::late_refund(LateRefund::Due);
             self.waker.wake();
         }
         Ok(End::Done)
     }
 
-    async fn no_money(&self, task: &Task, status: &'static str, code: Option<&str>) -> Result<End, store::Error> {
+    async fn no_money(
+        &self,
+        task: &Task,
+        status: &'static str,
+        code: Option<&str>,
+    ) -> Result<End, store::Error> {
         self.store.resolved_without_money(task, status, code).await?;
         Ok(End::Done)
     }

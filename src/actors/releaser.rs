@@ -31,7 +31,11 @@ impl Releaser {
     pub fn start(runtime: &Handle, store: Store, gate: Gate) -> Self {
         let (queue, mut waiting) = mpsc::channel(QUEUE);
         let sales = Arc::new(OnceLock::new());
-        let worker = Worker { store, gate, sales: sales.clone() };
+        let worker = Worker {
+            store,
+            gate,
+            sales: sales.clone(),
+        };
         runtime.spawn(async move {
             loop {
                 let mut batch = Vec::new();
@@ -71,7 +75,13 @@ struct Worker {
 
 impl Worker {
     async fn release(&self, sale: SaleId, orders: &[OrderId]) {
-        let releases: Vec<Release> = orders.iter().map(|order| Release { order: *order, forget: false }).collect();
+        let releases: Vec<Release> = orders
+            .iter()
+            .map(|order| Release {
+                order: *order,
+                forget: false,
+            })
+            .collect();
         let started = Instant::now();
         let result = self.gate.release(sale, &releases).await;
         metrics::gate_seconds(GateOp::Release, started.elapsed());

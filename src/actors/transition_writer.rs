@@ -62,7 +62,11 @@ impl TransitionWriter {
     pub fn start(runtime: &Handle, store: Store, releaser: Releaser, breaker: Arc<Breaker>) -> Self {
         let (jobs, waiting) = mpsc::channel(QUEUE);
         let waiting = Arc::new(Mutex::new(waiting));
-        let worker = Arc::new(Worker { store, releaser, breaker });
+        let worker = Arc::new(Worker {
+            store,
+            releaser,
+            breaker,
+        });
         for _ in 0..BATCHES_IN_FLIGHT {
             let (waiting, worker) = (waiting.clone(), worker.clone());
             runtime.spawn(async move {
@@ -86,7 +90,10 @@ impl TransitionWriter {
     pub async fn apply(&self, change: Change, by: By) -> Result<Outcome, WriteError> {
         let (answer, outcome) = oneshot::channel();
         let stopped = || WriteError::Unavailable("the engine is stopping".to_owned());
-        self.jobs.send(Job { change, by, answer }).await.map_err(|_| stopped())?;
+        self.jobs
+            .send(Job { change, by, answer })
+            .await
+            .map_err(|_| stopped())?;
         outcome.await.unwrap_or(Err(WriteError::OutcomeUnknown))
     }
 }
@@ -110,7 +117,9 @@ impl Worker {
             let mut after_unknown = false;
             let mut result = self.store.apply(&changes).await;
             for tried in 0..UNKNOWN_TRIES {
-                let Err(store::Error::OutcomeUnknown(reason)) = &result else { break };
+                let Err(store::Error::OutcomeUnknown(reason)) = &result else {
+                    break;
+                };
                 tracing::warn!(%reason, orders = batch.len(), "running a transition batch again to learn its outcome");
                 after_unknown = true;
                 tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
@@ -122,7 +131,10 @@ impl Worker {
             }
             self.breaker.record(
                 Instant::now(),
-                !matches!(result, Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))),
+                !matches!(
+                    result,
+                    Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))
+                ),
             );
             match result {
                 Ok(written) => {
@@ -148,7 +160,8 @@ impl Worker {
                             WriteError::Unavailable(reason)
                         }
                         refused => {
-                            let orders: Vec<_> = batch.iter().map(|job| job.change.order.to_string()).collect();
+                            let orders: Vec<_> =
+                                batch.iter().map(|job| job.change.order.to_string()).collect();
                             tracing::error!(error = %refused, ?orders, "the database refused a transition");
                             WriteError::Refused(refused.to_string())
                         }

@@ -100,7 +100,8 @@ impl Gate {
         let answer = self.link.call(&redis::cmd("TIME")).await?;
         let (seconds, micros): (i64, i64) =
             redis::from_redis_value(answer).map_err(|e| Error::Other(format!("TIME: {e}")))?;
-        Timestamp::from_microsecond(seconds * 1_000_000 + micros).map_err(|e| Error::Other(format!("TIME: {e}")))
+        Timestamp::from_microsecond(seconds * 1_000_000 + micros)
+            .map_err(|e| Error::Other(format!("TIME: {e}")))
     }
 
     /// Whether Redis answers.

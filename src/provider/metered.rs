@@ -59,7 +59,9 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
             let outcome = self.0.void(reference).await;
             let label = match &outcome {
                 VoidOutcome::Voided => ProviderOutcome::Succeeded,
-                VoidOutcome::AlreadySucceeded | VoidOutcome::AlreadyDeclined { .. } => ProviderOutcome::Declined,
+                VoidOutcome::AlreadySucceeded | VoidOutcome::AlreadyDeclined { .. } => {
+                    ProviderOutcome::Declined
+                }
                 VoidOutcome::Unreachable { .. } => ProviderOutcome::Unknown,
             };
             count(ProviderOp::Void, label, since);

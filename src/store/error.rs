@@ -59,20 +59,30 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         let sqlx::Error::Database(refusal) = &error else {
             return match error {
-                sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnNotFound(_) | sqlx::Error::RowNotFound => {
-                    Self::Unexpected(error.to_string())
-                }
+                sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::ColumnNotFound(_)
+                | sqlx::Error::RowNotFound => Self::Unexpected(error.to_string()),
                 other => Self::Unavailable(other.to_string()),
             };
         };
-        let code = refusal.code().map(std::borrow::Cow::into_owned).unwrap_or_default();
+        let code = refusal
+            .code()
+            .map(std::borrow::Cow::into_owned)
+            .unwrap_or_default();
         match code.as_str() {
-            sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED => Self::RunAgain(refusal.message().to_owned()),
-            code if sqlstate::CLASSES_OF_BAD_DATA.iter().any(|class| code.starts_with(class)) => Self::Refused {
-                code: code.to_owned(),
-                constraint: refusal.constraint().unwrap_or_default().to_owned(),
-                message: refusal.message().to_owned(),
-            },
+            sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED => {
+                Self::RunAgain(refusal.message().to_owned())
+            }
+            code if sqlstate::CLASSES_OF_BAD_DATA
+                .iter()
+                .any(|class| code.starts_with(class)) =>
+            {
+                Self::Refused {
+                    code: code.to_owned(),
+                    constraint: refusal.constraint().unwrap_or_default().to_owned(),
+                    message: refusal.message().to_owned(),
+                }
+            }
             code => Self::Unavailable(format!("{code}: {}", refusal.message())),
         }
     }

@@ -11,7 +11,9 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// # Errors
 /// When the server can't be reached, or a migration fails or was changed after it had been applied.
 pub async fn migrate(owner_url: &str) -> Result<(), MigrateError> {
-    let mut connection = PgConnection::connect(owner_url).await.map_err(|e| MigrateError::Execute(e))?;
+    let mut connection = PgConnection::connect(owner_url)
+        .await
+        .map_err(|e| MigrateError::Execute(e))?;
     MIGRATOR.run(&mut connection).await?;
     connection.close().await.map_err(MigrateError::Execute)
 }

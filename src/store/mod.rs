@@ -46,11 +46,20 @@ impl Store {
     /// # Errors
     /// When the URL can't be read.
     pub fn new(settings: &config::Postgres) -> Result<Self, Error> {
-        let options: PgConnectOptions =
-            settings.url.as_str().parse().map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
+        let options: PgConnectOptions = settings
+            .url
+            .as_str()
+            .parse()
+            .map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
         let options = options.application_name("fluxbuy").options([
-            ("statement_timeout", format!("{}ms", settings.statement_timeout_ms)),
-            ("idle_in_transaction_session_timeout", format!("{}ms", settings.statement_timeout_ms)),
+            (
+                "statement_timeout",
+                format!("{}ms", settings.statement_timeout_ms),
+            ),
+            (
+                "idle_in_transaction_session_timeout",
+                format!("{}ms", settings.statement_timeout_ms),
+            ),
             // Hot statements join an array with a table; they must look rows up, however small the table still is.
             ("enable_seqscan", "off".to_owned()),
             ("jit", "off".to_owned()),
@@ -85,10 +94,13 @@ impl Store {
                 "synchronous_commit is {synchronous_commit} and fsync is {fsync}; both must be on, or a crash loses accepted orders"
             )));
         }
-        let applied: Vec<i64> = sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
-            .fetch_all(&mut **conn)
-            .await
-            .map_err(|e| Error::Unexpected(format!("the schema is missing ({e}); run `fluxbuy migrate`")))?;
+        let applied: Vec<i64> =
+            sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
+                .fetch_all(&mut **conn)
+                .await
+                .map_err(|e| {
+                    Error::Unexpected(format!("the schema is missing ({e}); run `fluxbuy migrate`"))
+                })?;
         let wanted = migrate::versions();
         if wanted.iter().any(|version| !applied.contains(version)) {
             return Err(Error::Unexpected(format!(
@@ -117,7 +129,11 @@ impl Store {
             Pool::Read => &self.read,
         };
         let connection = from.acquire().await?;
-        Ok(Held { connection, pool, since: Instant::now() })
+        Ok(Held {
+            connection,
+            pool,
+            since: Instant::now(),
+        })
     }
 }
 

@@ -7,15 +7,18 @@ use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
 use crate::domain::{
-    Buyer, Currency, FailureReason, LateRefund, Money, NewSale, OrderId, OrderStatus, OrderView, Sale, SaleId,
-    SaleView, Stock,
+    Buyer, Currency, FailureReason, LateRefund, Money, NewSale, OrderId, OrderStatus, OrderView, Sale,
+    SaleId, SaleView, Stock,
 };
 use crate::metrics::Pool;
 
 pub(super) fn money(amount_minor: i64, currency: &str) -> Result<Money, Error> {
     let currency =
         Currency::parse(currency).ok_or_else(|| Error::Unexpected(format!("unknown currency {currency}")))?;
-    Ok(Money { amount_minor, currency })
+    Ok(Money {
+        amount_minor,
+        currency,
+    })
 }
 
 /// The columns of a sale as all statements in here read them.
@@ -61,7 +64,10 @@ impl Store {
             .bind(terms.quantity)
             .execute(&mut *tx)
             .await?;
-        let row = sqlx::query(sale_view_sql!("WHERE s.id = $1")).bind(id.0).fetch_one(&mut *tx).await?;
+        let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
+            .bind(id.0)
+            .fetch_one(&mut *tx)
+            .await?;
         let view = sale_view(&row)?;
         commit(tx).await?;
         Ok(view)
@@ -70,8 +76,10 @@ impl Store {
     /// One sale with its stock.
     pub async fn sale(&self, id: SaleId) -> Result<Option<SaleView>, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        let row =
-            sqlx::query(sale_view_sql!("WHERE s.id = $1")).bind(id.0).fetch_optional(&mut **conn).await?;
+        let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
+            .bind(id.0)
+            .fetch_optional(&mut **conn)
+            .await?;
         row.as_ref().map(sale_view).transpose()
     }
 
@@ -92,12 +100,15 @@ impl Store {
     /// The stock of these sales, for the gauges.
     pub async fn stocks(&self, sales: &[SaleId]) -> Result<Vec<(SaleId, Stock)>, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        let rows =
-            sqlx::query("SELECT sale_id, quantity, available, held, sold FROM inventory WHERE sale_id = ANY($1)")
-                .bind(sales.iter().map(|sale| sale.0).collect::<Vec<_>>())
-                .fetch_all(&mut **conn)
-                .await?;
-        rows.iter().map(|row| Ok((SaleId(row.try_get("sale_id")?), stock(row)?))).collect()
+        let rows = sqlx::query(
+            "SELECT sale_id, quantity, available, held, sold FROM inventory WHERE sale_id = ANY($1)",
+        )
+        .bind(sales.iter().map(|sale| sale.0).collect::<Vec<_>>())
+        .fetch_all(&mut **conn)
+        .await?;
+        rows.iter()
+            .map(|row| Ok((SaleId(row.try_get("sale_id")?), stock(row)?)))
+            .collect()
     }
 
     /// One order, whoever's it is.
@@ -141,7 +152,10 @@ fn sale_view(row: &PgRow) -> Result<SaleView, Error> {
         closes_at: row.try_get::<Option<i64>, _>("closes_at_us")?.map(timestamp),
     };
     Ok(SaleView {
-        sale: Sale { id: SaleId(row.try_get("id")?), terms },
+        sale: Sale {
+            id: SaleId(row.try_get("id")?),
+            terms,
+        },
         stock: stock(row)?,
         server_time: timestamp(row.try_get("now_us")?),
     })
@@ -158,11 +172,13 @@ fn order_view(row: &PgRow) -> Result<OrderView, Error> {
         amount: money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
         status: OrderStatus::from_sql(status)
             .ok_or_else(|| Error::Unexpected(format!("unknown status {status}")))?,
-        failure_reason: row.try_get::<Option<&str>, _>("failure_reason")?.and_then(FailureReason::from_str),
+        failure_reason: row
+            .try_get::<Option<&str>, _>("failure_reason")?
+            .and_then(FailureReason::from_str),
         attempt: row.try_get("attempt")?,
-        late_refund: row.try_get::<Option<bool>, _>("refunded")?.map(|done| {
-            if done { LateRefund::Done } else { LateRefund::Due }
-        }),
+        late_refund: row
+            .try_get::<Option<bool>, _>("refunded")?
+            .map(|done| if done { LateRefund::Done } else { LateRefund::Due }),
         created_at: timestamp(row.try_get("created_at_us")?),
         updated_at: timestamp(row.try_get("updated_at_us")?),
     })

@@ -51,7 +51,10 @@ impl Store {
         else {
             return Ok(None);
         };
-        sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1").bind(sale.0).execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1")
+            .bind(sale.0)
+            .execute(&mut *tx)
+            .await?;
         let mut orders = Vec::new();
         {
             let mut rows = sqlx::query(
@@ -74,6 +77,10 @@ impl Store {
             }
         }
         commit(tx).await?;
-        Ok(Some(Snapshot { epoch, available: available.into(), orders }))
+        Ok(Some(Snapshot {
+            epoch,
+            available: available.into(),
+            orders,
+        }))
     }
 }

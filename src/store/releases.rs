@@ -22,7 +22,10 @@ impl Store {
         .bind(limit)
         .fetch_all(&mut **conn)
         .await?;
-        Ok(rows.into_iter().map(|(sale, order)| (SaleId(sale), OrderId(order))).collect())
+        Ok(rows
+            .into_iter()
+            .map(|(sale, order)| (SaleId(sale), OrderId(order)))
+            .collect())
     }
 
     /// Takes the notes away of releases that the gate has carried out.
@@ -39,7 +42,9 @@ impl Store {
     /// How many releases the gate has still to be told of.
     pub async fn count_pending_releases(&self) -> Result<i64, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        Ok(sqlx::query_scalar("SELECT count(*) FROM gate_releases").fetch_one(&mut **conn).await?)
+        Ok(sqlx::query_scalar("SELECT count(*) FROM gate_releases")
+            .fetch_one(&mut **conn)
+            .await?)
     }
 
     /// Which of these orders have no row at all, or were rejected.
@@ -60,8 +65,9 @@ impl Store {
     /// The sales whose keys have been loaded into the gate at least once.
     pub async fn sales_with_reservations(&self) -> Result<Vec<SaleId>, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        let rows: Vec<Uuid> =
-            sqlx::query_scalar("SELECT sale_id FROM inventory WHERE epoch > 1").fetch_all(&mut **conn).await?;
+        let rows: Vec<Uuid> = sqlx::query_scalar("SELECT sale_id FROM inventory WHERE epoch > 1")
+            .fetch_all(&mut **conn)
+            .await?;
         Ok(rows.into_iter().map(SaleId).collect())
     }
 }

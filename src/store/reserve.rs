@@ -92,7 +92,10 @@ pub enum Reserve {
 
 /// One try at a batch.
 enum Try {
-    Committed { placed: HashMap<IdempotencyDigest, Placed>, stock: Option<Stock> },
+    Committed {
+        placed: HashMap<IdempotencyDigest, Placed>,
+        stock: Option<Stock>,
+    },
     StaleEpoch,
     /// The inventory's CHECK or a buyer's limit refused the sum.
     Short,
@@ -118,7 +121,11 @@ impl Store {
             Err(error) if error.is_bad_data() => {
                 if let [single] = orders {
                     tracing::warn!(order_id = %single.order, %error, "an order was refused by the database");
-                    return Ok(Reserve::Done { placed: vec![Placed::Bad(error.to_string())], stock: None, cut: false });
+                    return Ok(Reserve::Done {
+                        placed: vec![Placed::Bad(error.to_string())],
+                        stock: None,
+                        cut: false,
+                    });
                 }
                 let (left, right) = orders.split_at(orders.len() / 2);
                 let left = Box::pin(self.reserve(sale, per_buyer_limit, left, epoch)).await?;
@@ -126,11 +133,23 @@ impl Store {
                 let right = Box::pin(self.reserve(sale, per_buyer_limit, right, epoch)).await?;
                 Ok(match (left, right) {
                     (
-                        Reserve::Done { mut placed, stock: before, cut: cut_left },
-                        Reserve::Done { placed: more, stock: after, cut: cut_right },
+                        Reserve::Done {
+                            mut placed,
+                            stock: before,
+                            cut: cut_left,
+                        },
+                        Reserve::Done {
+                            placed: more,
+                            stock: after,
+                            cut: cut_right,
+                        },
                     ) => {
                         placed.extend(more);
-                        Reserve::Done { placed, stock: after.or(before), cut: cut_left || cut_right }
+                        Reserve::Done {
+                            placed,
+                            stock: after.or(before),
+                            cut: cut_left || cut_right,
+                        }
                     }
                     // The half that was committed is found again, by its ids, when the whole batch is run again.
                     _ => Reserve::StaleEpoch,
@@ -151,13 +170,21 @@ impl Store {
         let mut cut = false;
         let mut run_again = 0;
         if epoch == Epoch::Raise {
-            self.plan(sale, per_buyer_limit, orders, true, &mut decided).await?;
+            self.plan(sale, per_buyer_limit, orders, true, &mut decided)
+                .await?;
         }
         for _ in 0..MAX_TRIES {
-            let wanted: Vec<&NewOrder> =
-                orders.iter().zip(&decided).filter(|(_, placed)| placed.is_none()).map(|(order, _)| order).collect();
+            let wanted: Vec<&NewOrder> = orders
+                .iter()
+                .zip(&decided)
+                .filter(|(_, placed)| placed.is_none())
+                .map(|(order, _)| order)
+                .collect();
             let outcome = if wanted.is_empty() {
-                Ok(Try::Committed { placed: HashMap::new(), stock: None })
+                Ok(Try::Committed {
+                    placed: HashMap::new(),
+                    stock: None,
+                })
             } else {
                 self.try_reserve(sale, per_buyer_limit, &wanted, epoch).await
             };
@@ -168,7 +195,10 @@ impl Store {
                         .zip(decided)
                         .map(|(order, refused)| {
                             refused.or_else(|| placed.remove(&order.digest)).ok_or_else(|| {
-                                Error::Unexpected(format!("order {} is missing from its own batch", order.order))
+                                Error::Unexpected(format!(
+                                    "order {} is missing from its own batch",
+                                    order.order
+                                ))
                             })
                         })
                         .collect::<Result<_, _>>()?;
@@ -178,7 +208,8 @@ impl Store {
                 Ok(Try::Short) => {
                     cut = true;
                     decided.fill(None);
-                    self.plan(sale, per_buyer_limit, orders, epoch == Epoch::Raise, &mut decided).await?;
+                    self.plan(sale, per_buyer_limit, orders, epoch == Epoch::Raise, &mut decided)
+                        .await?;
                 }
                 Err(Error::RunAgain(reason)) if run_again < MAX_TRIES => {
                     run_again += 1;
@@ -187,7 +218,9 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Unavailable("the batch lost against others too often".to_owned()))
+        Err(Error::Unavailable(
+            "the batch lost against others too often".to_owned(),
+        ))
     }
 
     /// Decides first come, first served what a batch may ask for, by what is committed now. Only advice: the
@@ -313,7 +346,12 @@ impl Store {
             } else if order == ours.order {
                 Placed::New { created_at } // by an earlier run of this batch
             } else {
-                Placed::Existing(Existing { order, quantity, amount_minor: row.try_get("amount_minor")?, created_at })
+                Placed::Existing(Existing {
+                    order,
+                    quantity,
+                    amount_minor: row.try_get("amount_minor")?,
+                    created_at,
+                })
             };
             placed.insert(digest, answer);
         }
@@ -326,8 +364,10 @@ impl Store {
             if per_buyer.values().any(|units| *units > i64::from(limit)) {
                 return Ok(Try::Short);
             }
-            let mut allotments: Vec<(&str, i32)> =
-                per_buyer.iter().map(|(buyer, units)| (*buyer, *units as i32)).collect();
+            let mut allotments: Vec<(&str, i32)> = per_buyer
+                .iter()
+                .map(|(buyer, units)| (*buyer, *units as i32))
+                .collect();
             allotments.sort_unstable();
             let granted = sqlx::query(
                 "INSERT INTO buyer_allotments (sale_id, buyer, used)
@@ -375,7 +415,10 @@ impl Store {
             Err(error) => return Err(error),
         };
         commit(tx).await?;
-        Ok(Try::Committed { placed, stock: Some(stock) })
+        Ok(Try::Committed {
+            placed,
+            stock: Some(stock),
+        })
     }
 
     /// Finds the orders of these purchases, if they exist, without writing anything.
@@ -397,7 +440,15 @@ impl Store {
             .into_iter()
             .map(|(digest, order, quantity, amount_minor, created_at_us)| {
                 let created_at = timestamp(created_at_us);
-                (IdempotencyDigest(digest), Existing { order: OrderId(order), quantity, amount_minor, created_at })
+                (
+                    IdempotencyDigest(digest),
+                    Existing {
+                        order: OrderId(order),
+                        quantity,
+                        amount_minor,
+                        created_at,
+                    },
+                )
             })
             .collect())
     }
@@ -406,7 +457,11 @@ impl Store {
     ///
     /// Returns those that are occupied now (or were before): they can be released and forgotten. The others exist as
     /// orders; a decision stands, and must be followed.
-    pub async fn occupy(&self, sale: SaleId, reservations: &[(OrderId, Buyer, i32)]) -> Result<Vec<OrderId>, Error> {
+    pub async fn occupy(
+        &self,
+        sale: SaleId,
+        reservations: &[(OrderId, Buyer, i32)],
+    ) -> Result<Vec<OrderId>, Error> {
         let mut sorted = reservations.to_vec();
         sorted.sort_unstable_by_key(|(order, ..)| *order);
         let ids: Vec<Uuid> = sorted.iter().map(|(order, ..)| order.0).collect();
@@ -421,8 +476,18 @@ impl Store {
         )
         .bind(sale.0)
         .bind(&ids)
-        .bind(sorted.iter().map(|(_, _, quantity)| *quantity).collect::<Vec<_>>())
-        .bind(sorted.iter().map(|(_, buyer, _)| buyer.as_str()).collect::<Vec<_>>())
+        .bind(
+            sorted
+                .iter()
+                .map(|(_, _, quantity)| *quantity)
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            sorted
+                .iter()
+                .map(|(_, buyer, _)| buyer.as_str())
+                .collect::<Vec<_>>(),
+        )
         .execute(&mut *tx)
         .await?;
         let occupied: Vec<(Uuid, String)> =

@@ -54,7 +54,12 @@ impl Store {
         .fetch_all(&mut **conn)
         .await?;
         rows.iter()
-            .map(|row| Ok(OpenOrder { order: OrderId(row.try_get("id")?), sale: SaleId(row.try_get("sale_id")?) }))
+            .map(|row| {
+                Ok(OpenOrder {
+                    order: OrderId(row.try_get("id")?),
+                    sale: SaleId(row.try_get("sale_id")?),
+                })
+            })
             .collect()
     }
 

@@ -26,7 +26,9 @@ impl TaskKind {
     }
 
     fn from_sql(name: &str) -> Option<Self> {
-        [Self::Refund, Self::Resolve].into_iter().find(|kind| kind.as_sql() == name)
+        [Self::Refund, Self::Resolve]
+            .into_iter()
+            .find(|kind| kind.as_sql() == name)
     }
 }
 
@@ -69,15 +71,21 @@ impl Store {
     ///
     /// Returns whether this call was the one that did it; `false` means that it was known already, or that the order isn't
     /// failed. Takes the place of a task that was to find out what became of the charge.
-    pub async fn record_late_charge(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<bool, Error> {
+    pub async fn record_late_charge(
+        &self,
+        order: OrderId,
+        sale: SaleId,
+        attempt: i32,
+    ) -> Result<bool, Error> {
         let mut conn = self.held(Pool::Settle).await?;
         let mut tx = conn.begin().await?;
-        let failed: Option<i32> =
-            sqlx::query_scalar("SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE")
-                .bind(order.0)
-                .bind(sale.0)
-                .fetch_optional(&mut *tx)
-                .await?;
+        let failed: Option<i32> = sqlx::query_scalar(
+            "SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE",
+        )
+        .bind(order.0)
+        .bind(sale.0)
+        .fetch_optional(&mut *tx)
+        .await?;
         if failed.is_none() {
             return Ok(false);
         }
@@ -270,7 +278,9 @@ impl Store {
     /// How many dead letters there are.
     pub async fn count_dead_letters(&self) -> Result<i64, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters").fetch_one(&mut **conn).await?)
+        Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters")
+            .fetch_one(&mut **conn)
+            .await?)
     }
 
     /// Gives dead letters back to the workers, with fresh tries: all, or those of one order. Returns how many.
@@ -299,12 +309,14 @@ async fn delete_task(
     attempt: i32,
     kind: TaskKind,
 ) -> Result<(), Error> {
-    sqlx::query("DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4")
-        .bind(order.0)
-        .bind(sale.0)
-        .bind(attempt)
-        .bind(kind.as_sql())
-        .execute(&mut **tx)
-        .await?;
+    sqlx::query(
+        "DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
+    )
+    .bind(order.0)
+    .bind(sale.0)
+    .bind(attempt)
+    .bind(kind.as_sql())
+    .execute(&mut **tx)
+    .await?;
     Ok(())
 }

@@ -128,7 +128,12 @@ impl Store {
             };
             outcomes.push(met.outcome.clone());
             if let Outcome::Applied(after) = met.outcome {
-                moved.push(Moved { change, transition, after, buyer: met.buyer });
+                moved.push(Moved {
+                    change,
+                    transition,
+                    after,
+                    buyer: met.buyer,
+                });
             }
         }
 
@@ -208,11 +213,18 @@ async fn update_orders(
                     quantity: row.try_get("quantity")?,
                     amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
                 }),
-                None => {
-                    Outcome::Stale { status: status(row.try_get("found")?)?, fence: row.try_get("found_fence")? }
-                }
+                None => Outcome::Stale {
+                    status: status(row.try_get("found")?)?,
+                    fence: row.try_get("found_fence")?,
+                },
             };
-            Ok((OrderId(row.try_get("id")?), Met { outcome, buyer: row.try_get("buyer")? }))
+            Ok((
+                OrderId(row.try_get("id")?),
+                Met {
+                    outcome,
+                    buyer: row.try_get("buyer")?,
+                },
+            ))
         })
         .collect()
 }
@@ -246,14 +258,26 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
                 .map(|m| Reference::of(m.change.order, m.after.attempt).as_str().to_owned())
                 .collect::<Vec<_>>(),
         )
-        .bind(begun.iter().map(|m| m.after.amount.amount_minor).collect::<Vec<_>>())
-        .bind(begun.iter().map(|m| m.after.amount.currency.as_str().to_owned()).collect::<Vec<_>>())
+        .bind(
+            begun
+                .iter()
+                .map(|m| m.after.amount.amount_minor)
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            begun
+                .iter()
+                .map(|m| m.after.amount.currency.as_str().to_owned())
+                .collect::<Vec<_>>(),
+        )
         .execute(&mut **tx)
         .await?;
     }
 
-    let closed: Vec<_> =
-        moved.iter().filter(|m| m.has(Effect::ClosePayment) || m.has(Effect::ResolvePaymentLater)).collect();
+    let closed: Vec<_> = moved
+        .iter()
+        .filter(|m| m.has(Effect::ClosePayment) || m.has(Effect::ResolvePaymentLater))
+        .collect();
     if closed.is_empty() {
         return Ok(());
     }
@@ -283,11 +307,17 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
         return Err(Error::Refused {
             code: "FB001".to_owned(),
             constraint: "payments_open".to_owned(),
-            message: format!("{} payments were to be closed but {updated} were open", closed.len()),
+            message: format!(
+                "{} payments were to be closed but {updated} were open",
+                closed.len()
+            ),
         });
     }
 
-    let later: Vec<_> = moved.iter().filter(|m| m.has(Effect::ResolvePaymentLater)).collect();
+    let later: Vec<_> = moved
+        .iter()
+        .filter(|m| m.has(Effect::ResolvePaymentLater))
+        .collect();
     if !later.is_empty() {
         sqlx::query(
             "INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
@@ -318,8 +348,16 @@ async fn write_ledger(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]) -
     .bind(ids(&paid))
     .bind(sales(&paid))
     .bind(attempts(&paid))
-    .bind(paid.iter().map(|m| m.after.amount.amount_minor).collect::<Vec<_>>())
-    .bind(paid.iter().map(|m| m.after.amount.currency.as_str().to_owned()).collect::<Vec<_>>())
+    .bind(
+        paid.iter()
+            .map(|m| m.after.amount.amount_minor)
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        paid.iter()
+            .map(|m| m.after.amount.currency.as_str().to_owned())
+            .collect::<Vec<_>>(),
+    )
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -408,7 +446,10 @@ async fn write_inventory(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]
     .await?
     .rows_affected();
     if updated != by_sale.len() as u64 {
-        return Err(Error::Unexpected(format!("{} inventory rows wanted, {updated} found", by_sale.len())));
+        return Err(Error::Unexpected(format!(
+            "{} inventory rows wanted, {updated} found",
+            by_sale.len()
+        )));
     }
     Ok(())
 }

@@ -118,7 +118,7 @@ async fn live(gate: &Gate, stock: i64, limit: Option<i32>, steps: &[Step]) -> Re
 fn any_life_of_a_sale_agrees_with_the_model() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let gate = gate();
-    proptest!(ProptestConfig { cases: 200, ..ProptestConfig::default() }, |((stock, limit, steps) in life())| {
+    proptest!(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() }, |((stock, limit, steps) in life())| {
         runtime.block_on(live(&gate, stock, limit, &steps))?;
     });
 }

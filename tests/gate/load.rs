@@ -248,3 +248,54 @@ async fn a_loader_may_begin_again_at_once_and_starts_from_nothing() {
         })
     );
 }
+
+/// A connection was lost, the call repeated, and only then did Redis read what was sent on the old one.
+#[tokio::test]
+async fn a_delayed_copy_of_the_beginning_takes_nothing_away() {
+    let gate = gate();
+    let sale = SaleId::fresh();
+    let begin = redis::Script::new(include_str!("../../src/gate/scripts/load_begin.lua"));
+    let mut connection = redis::Client::open(shared().url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    let state = format!("{{sale:{sale}}}:state");
+    let mut delayed = |loader: &str| -> i32 {
+        let (instance, number) = loader.split_once(':').unwrap();
+        let mut call = begin.prepare_invoke();
+        for what in ["state", "keys", "held", "buyers", "tombs"] {
+            call.key(format!("{{sale:{sale}}}:{what}"));
+        }
+        call.arg(1)
+            .arg(instance)
+            .arg(number)
+            .invoke(&mut connection)
+            .unwrap()
+    };
+    let loader = || match shared().command(&["HGET", &state, "loader"]) {
+        redis::Value::BulkString(loader) => String::from_utf8(loader).unwrap(),
+        other => panic!("{other:?}"),
+    };
+
+    // Of an earlier beginning, which was given up for a second one, and of the second one itself.
+    assert!(gate.begin_load(sale, 1).await.unwrap());
+    let first = loader();
+    assert!(gate.begin_load(sale, 1).await.unwrap());
+    let second = loader();
+    assert!(
+        gate.load_orders(sale, 1, &[loaded(&stranger(1), true)])
+            .await
+            .unwrap()
+    );
+    assert_eq!(delayed(&first), 0);
+    assert_eq!(delayed(&second), 1);
+    assert!(gate.finish_load(sale, 1, &open(4)).await.unwrap());
+    let expected = Pulse {
+        epoch: 1,
+        available: 4,
+        keys: 1,
+    };
+    assert_eq!(gate.pulse(sale).await.unwrap(), Some(expected));
+    assert_eq!(delayed(&second), 0);
+    assert_eq!(gate.pulse(sale).await.unwrap(), Some(expected));
+}

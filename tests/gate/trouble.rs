@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use crate::support::proxy::Proxy;
 use crate::support::{
     GENEROUS, Redis, available, forget, gate, held, limited, load, loaded, open, prime, release, release_of,
-    request, reserve, shared, stranger,
+    request, reserve, stranger,
 };
 
 #[tokio::test]
@@ -199,8 +199,10 @@ async fn a_call_whose_answer_is_lost_is_repeated_and_happens_once() {
 
 #[tokio::test]
 async fn a_call_whose_answer_is_lost_for_good_has_an_unknown_outcome() {
-    let (gate, proxy) = gate_behind_a_proxy(shared()).await;
+    let redis = Redis::start();
+    let (gate, proxy) = gate_behind_a_proxy(&redis).await;
     let sale = prime(&gate, open(5)).await;
+    reserve(&gate, sale, &[]).await;
     let order = stranger(2);
     proxy.close(true);
     proxy.cut_answers(1);
@@ -221,7 +223,7 @@ async fn a_call_whose_answer_is_lost_for_good_has_an_unknown_outcome() {
         "{error:?}"
     );
     // It did happen.
-    assert_eq!(available(&shared().gate(), sale).await, 3);
+    assert_eq!(available(&redis.gate(), sale).await, 3);
 
     proxy.close(false);
     assert_eq!(reserve(&gate, sale, &[order]).await, (vec![Admitted], 3));

@@ -66,7 +66,9 @@ impl Plan {
             Lookup::Succeeded => Step::End(ChargeEnd::Succeeded),
             Lookup::Declined { code } => Step::End(ChargeEnd::Declined { code }),
             // Somebody has made sure that it can't succeed.
-            Lookup::Voided => Step::End(ChargeEnd::Declined { code: "voided".to_owned() }),
+            Lookup::Voided => Step::End(ChargeEnd::Declined {
+                code: "voided".to_owned(),
+            }),
             // The same reference again is safe, and not endless.
             Lookup::NotFound if self.sends_in_doubt < MAX_SENDS_IN_DOUBT => Step::Send,
             Lookup::NotFound => Step::End(ChargeEnd::InDoubt),
@@ -75,7 +77,11 @@ impl Plan {
     }
 
     fn out_of_time(&self) -> ChargeEnd {
-        if self.may_have_arrived { ChargeEnd::InDoubt } else { ChargeEnd::NotSent }
+        if self.may_have_arrived {
+            ChargeEnd::InDoubt
+        } else {
+            ChargeEnd::NotSent
+        }
     }
 }
 
@@ -103,7 +109,10 @@ pub async fn charge(
                     Instant::now(),
                     matches!(outcome, ChargeOutcome::Succeeded | ChargeOutcome::Declined { .. }),
                 );
-                if let ChargeOutcome::NotSent { retry_after: Some(asked) } = outcome {
+                if let ChargeOutcome::NotSent {
+                    retry_after: Some(asked),
+                } = outcome
+                {
                     wait = asked.clamp(pause, LONGEST_RETRY_AFTER);
                 }
                 if let ChargeOutcome::Unknown { what } = &outcome {
@@ -129,7 +138,9 @@ mod tests {
     use super::*;
 
     fn unknown() -> ChargeOutcome {
-        ChargeOutcome::Unknown { what: "time-out".to_owned() }
+        ChargeOutcome::Unknown {
+            what: "time-out".to_owned(),
+        }
     }
 
     #[test]
@@ -137,18 +148,28 @@ mod tests {
         let mut plan = Plan::default();
         assert_eq!(plan.after_send(unknown()), Step::LookUp);
         assert_eq!(plan.after_lookup(Lookup::Pending), Step::LookUp);
-        assert_eq!(plan.after_lookup(Lookup::Succeeded), Step::End(ChargeEnd::Succeeded));
+        assert_eq!(
+            plan.after_lookup(Lookup::Succeeded),
+            Step::End(ChargeEnd::Succeeded)
+        );
         assert_eq!(plan.out_of_time(), ChargeEnd::InDoubt);
     }
 
     #[test]
     fn a_charge_that_never_left_is_known_not_to_have_happened() {
         let mut plan = Plan::default();
-        assert_eq!(plan.after_send(ChargeOutcome::NotSent { retry_after: None }), Step::Send);
+        assert_eq!(
+            plan.after_send(ChargeOutcome::NotSent { retry_after: None }),
+            Step::Send
+        );
         assert_eq!(plan.out_of_time(), ChargeEnd::NotSent);
         plan.after_send(unknown());
         plan.after_send(ChargeOutcome::NotSent { retry_after: None });
-        assert_eq!(plan.out_of_time(), ChargeEnd::InDoubt, "an earlier one may have arrived");
+        assert_eq!(
+            plan.out_of_time(),
+            ChargeEnd::InDoubt,
+            "an earlier one may have arrived"
+        );
     }
 
     #[test]
@@ -165,6 +186,9 @@ mod tests {
     #[test]
     fn a_voided_charge_is_a_no() {
         let code = "voided".to_owned();
-        assert_eq!(Plan::default().after_lookup(Lookup::Voided), Step::End(ChargeEnd::Declined { code }));
+        assert_eq!(
+            Plan::default().after_lookup(Lookup::Voided),
+            Step::End(ChargeEnd::Declined { code })
+        );
     }
 }

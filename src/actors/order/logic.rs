@@ -12,7 +12,7 @@ use crate::actors::transition_writer::{TransitionWriter, WriteError};
 use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, VoidOutcome};
-use crate::store::{Applied, Change, Outcome, StuckOrder, Store};
+use crate::store::{Applied, Change, Outcome, Store, StuckOrder};
 
 /// How long a settlement is tried again while the database is away; after that the sweeper finds the order.
 const SETTLE_FOR: Duration = Duration::from_secs(30);
@@ -67,7 +67,12 @@ impl Logic {
     /// Claims the order for a charge. `None`: somebody else got there first, or it isn't known; then the only correct move is to
     /// stop. A claim that was made after all is found by the sweeper.
     pub async fn claim(&self) -> Option<Applied> {
-        match self.parts.writer.apply(self.change(Event::Claim, OrderStatus::Pending, None), By::Payment).await {
+        match self
+            .parts
+            .writer
+            .apply(self.change(Event::Claim, OrderStatus::Pending, None), By::Payment)
+            .await
+        {
             Ok(Outcome::Applied(claimed)) => Some(claimed),
             Ok(Outcome::Stale { .. }) => None,
             Ok(Outcome::NotFound) => {
@@ -84,7 +89,12 @@ impl Logic {
     /// Sends the charge of a claim. Holds no lock and no transaction.
     pub async fn charge(&self, attempt: i32, amount: Money) -> ChargeEnd {
         let reference = Reference::of(self.order, attempt);
-        let Parts { provider, provider_breaker, give_up, .. } = &*self.parts;
+        let Parts {
+            provider,
+            provider_breaker,
+            give_up,
+            ..
+        } = &*self.parts;
         charge::charge(&**provider, provider_breaker, &reference, amount, *give_up).await
     }
 
@@ -96,7 +106,12 @@ impl Logic {
             ChargeEnd::NotSent => (Event::ChargeNotSent, None),
             ChargeEnd::InDoubt => {
                 // Stays PROCESSING: the sweeper asks the provider again and again.
-                if let Err(error) = self.parts.store.mark_in_doubt(self.order, self.sale, attempt).await {
+                if let Err(error) = self
+                    .parts
+                    .store
+                    .mark_in_doubt(self.order, self.sale, attempt)
+                    .await
+                {
                     tracing::warn!(order_id = %self.order, %error, "a payment in doubt could not be marked");
                 }
                 return;
@@ -135,7 +150,12 @@ impl Logic {
         if !owed {
             return;
         }
-        match self.parts.store.record_late_charge(self.order, self.sale, attempt).await {
+        match self
+            .parts
+            .store
+            .record_late_charge(self.order, self.sale, attempt)
+            .await
+        {
             Ok(true) => {
                 metrics::late_refund(LateRefund::Due);
                 tracing::warn!(order_id = %self.order, attempt, "money came for a failed order and is paid back");
@@ -151,7 +171,13 @@ impl Logic {
 
     /// The buyer cancels it, while nobody has claimed it.
     pub async fn cancel(&self) -> Result<Outcome, WriteError> {
-        self.parts.writer.apply(self.change(Event::Cancelled, OrderStatus::Pending, None), By::Buyer).await
+        self.parts
+            .writer
+            .apply(
+                self.change(Event::Cancelled, OrderStatus::Pending, None),
+                By::Buyer,
+            )
+            .await
     }
 
     /// Settles an order that has been open for longer than the cutoff, if that is safe.
@@ -168,7 +194,12 @@ impl Logic {
     }
 
     async fn sweep_pending(&self) -> Swept {
-        match self.parts.writer.apply(self.change(Event::Swept, OrderStatus::Pending, None), By::Sweeper).await {
+        match self
+            .parts
+            .writer
+            .apply(self.change(Event::Swept, OrderStatus::Pending, None), By::Sweeper)
+            .await
+        {
             Ok(Outcome::Applied(_)) => Swept::Settled,
             Ok(_) => Swept::Lost,
             Err(_) => Swept::Failed,
@@ -206,7 +237,12 @@ impl Logic {
             self.parts.tasks.wake();
             return swept;
         }
-        if let Err(error) = self.parts.store.mark_in_doubt(self.order, self.sale, claim.attempt).await {
+        if let Err(error) = self
+            .parts
+            .store
+            .mark_in_doubt(self.order, self.sale, claim.attempt)
+            .await
+        {
             tracing::warn!(order_id = %self.order, %error, "a payment in doubt could not be marked");
         }
         Swept::InDoubt

@@ -10,7 +10,9 @@ mod messages;
 mod registry;
 
 use actix::fut::wrap_future;
-use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture,
+};
 use tokio::runtime;
 
 pub use logic::Parts;
@@ -65,7 +67,12 @@ impl Handler<Charge> for OrderActor {
             let (logic, addr) = (actor.logic.clone(), ctx.address());
             actor.runtime.spawn(async move {
                 let end = logic.charge(claim.attempt, claim.amount).await;
-                addr.do_send(ChargeEnded { fence: claim.fence, attempt: claim.attempt, end, place });
+                addr.do_send(ChargeEnded {
+                    fence: claim.fence,
+                    attempt: claim.attempt,
+                    end,
+                    place,
+                });
             });
         }));
     }
@@ -92,12 +99,14 @@ impl Handler<Sweep> for OrderActor {
 
     fn handle(&mut self, Sweep(stuck): Sweep, _: &mut Self::Context) -> Self::Result {
         let logic = self.logic.clone();
-        AtomicResponse::new(Box::pin(async move { logic.sweep(stuck).await }.into_actor(self).map(
-            |swept, actor: &mut Self, ctx| {
-                actor.rest(ctx);
-                swept
-            },
-        )))
+        AtomicResponse::new(Box::pin(
+            async move { logic.sweep(stuck).await }
+                .into_actor(self)
+                .map(|swept, actor: &mut Self, ctx| {
+                    actor.rest(ctx);
+                    swept
+                }),
+        ))
     }
 }
 
@@ -106,11 +115,13 @@ impl Handler<Cancel> for OrderActor {
 
     fn handle(&mut self, _: Cancel, _: &mut Self::Context) -> Self::Result {
         let logic = self.logic.clone();
-        AtomicResponse::new(Box::pin(async move { logic.cancel().await }.into_actor(self).map(
-            |outcome, actor: &mut Self, ctx| {
-                actor.rest(ctx);
-                outcome
-            },
-        )))
+        AtomicResponse::new(Box::pin(
+            async move { logic.cancel().await }
+                .into_actor(self)
+                .map(|outcome, actor: &mut Self, ctx| {
+                    actor.rest(ctx);
+                    outcome
+                }),
+        ))
     }
 }

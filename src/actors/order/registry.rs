@@ -10,9 +10,9 @@ use dashmap::mapref::entry::Entry;
 use rustc_hash::FxBuildHasher;
 use tokio::runtime;
 
+use super::OrderActor;
 use super::logic::{Logic, Parts};
 use super::messages::{Cancel, Charge, Sweep, Swept};
-use super::OrderActor;
 use crate::actors::payment_supervisor::ChargePlace;
 use crate::actors::transition_writer::WriteError;
 use crate::domain::{OrderId, SaleId};
@@ -92,7 +92,9 @@ impl Orders {
 
     /// An actor has stopped; a newer one stays.
     pub(super) fn forget(&self, order: OrderId, generation: u64) {
-        self.0.alive.remove_if(&order, |_, alive| alive.generation == generation);
+        self.0
+            .alive
+            .remove_if(&order, |_, alive| alive.generation == generation);
         if std::thread::panicking() {
             metrics::actor_restarted(metrics::Actor::Order);
         }
@@ -112,10 +114,20 @@ impl Orders {
     }
 
     fn start(&self, order: OrderId, sale: SaleId) -> Alive {
-        let Inner { generations, parts, arbiter, runtime, .. } = &*self.0;
+        let Inner {
+            generations,
+            parts,
+            arbiter,
+            runtime,
+            ..
+        } = &*self.0;
         let generation = generations.fetch_add(1, Ordering::Relaxed);
         let actor = OrderActor {
-            logic: Logic { order, sale, parts: parts.clone() },
+            logic: Logic {
+                order,
+                sale,
+                parts: parts.clone(),
+            },
             runtime: runtime.clone(),
             orders: self.clone(),
             generation,

@@ -137,10 +137,13 @@ impl PaymentSupervisor {
         self.scanning = true;
         let (store, addr, min_age) = (self.store.clone(), ctx.address(), self.limits.scan_period);
         self.runtime.spawn(async move {
-            let found = store.pending_orders(min_age, room as i64).await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "pending orders could not be looked for");
-                Vec::new()
-            });
+            let found = store
+                .pending_orders(min_age, room as i64)
+                .await
+                .unwrap_or_else(|error| {
+                    tracing::warn!(%error, "pending orders could not be looked for");
+                    Vec::new()
+                });
             addr.do_send(Scanned(found));
         });
     }

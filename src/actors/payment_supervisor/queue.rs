@@ -87,7 +87,9 @@ impl Queue {
 
     /// How long the first of them has waited.
     pub fn oldest(&self, now: Instant) -> Option<Duration> {
-        self.waiting.front().map(|(_, since)| now.saturating_duration_since(*since))
+        self.waiting
+            .front()
+            .map(|(_, since)| now.saturating_duration_since(*since))
     }
 }
 
@@ -97,7 +99,10 @@ mod tests {
     use crate::domain::SaleId;
 
     fn order() -> OpenOrder {
-        OpenOrder { order: OrderId::fresh(), sale: SaleId::fresh() }
+        OpenOrder {
+            order: OrderId::fresh(),
+            sale: SaleId::fresh(),
+        }
     }
 
     #[test]
@@ -118,7 +123,10 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::new(2, 1);
         let orders = [order(), order(), order()];
-        assert_eq!(orders.map(|order| queue.offer(order, now)), [Offer::Queued, Offer::Queued, Offer::Full]);
+        assert_eq!(
+            orders.map(|order| queue.offer(order, now)),
+            [Offer::Queued, Offer::Queued, Offer::Full]
+        );
         assert_eq!(queue.next(), Some(orders[0]));
         assert_eq!(queue.next(), None, "one is in flight");
         assert!(!queue.has_place());

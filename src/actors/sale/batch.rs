@@ -46,7 +46,13 @@ struct Waiting<W> {
 impl<W> Batcher<W> {
     /// Batches of at most `max_batch`, at most `max_in_flight` of them under way.
     pub fn new(max_batch: usize, max_in_flight: usize) -> Self {
-        Self { max_batch, max_in_flight, open: Vec::new(), in_flight: 0, waiting: HashMap::default() }
+        Self {
+            max_batch,
+            max_in_flight,
+            open: Vec::new(),
+            in_flight: 0,
+            waiting: HashMap::default(),
+        }
     }
 
     /// Takes a purchase in.
@@ -58,8 +64,17 @@ impl<W> Batcher<W> {
             waiting.waiters.push(waiter);
             return Arrival::Joined;
         }
-        self.waiting.insert(purchase.digest, Waiting { quantity: purchase.quantity, waiters: vec![waiter] });
-        self.open.push(Entry { order: OrderId::fresh(), purchase });
+        self.waiting.insert(
+            purchase.digest,
+            Waiting {
+                quantity: purchase.quantity,
+                waiters: vec![waiter],
+            },
+        );
+        self.open.push(Entry {
+            order: OrderId::fresh(),
+            purchase,
+        });
         Arrival::Queued
     }
 
@@ -93,7 +108,10 @@ impl<W> Batcher<W> {
 
     /// Everybody who waits for this purchase, the one who asked first in front.
     pub fn take_waiters(&mut self, digest: &IdempotencyDigest) -> Vec<W> {
-        self.waiting.remove(digest).map(|waiting| waiting.waiters).unwrap_or_default()
+        self.waiting
+            .remove(digest)
+            .map(|waiting| waiting.waiters)
+            .unwrap_or_default()
     }
 }
 
@@ -105,14 +123,22 @@ mod tests {
     fn purchase(buyer: &str, key: &str, quantity: i32) -> Purchase {
         let buyer = Buyer::parse(buyer).unwrap();
         let digest = IdempotencyDigest::of(&buyer, key);
-        Purchase { sale: SaleId::fresh(), buyer, digest, quantity }
+        Purchase {
+            sale: SaleId::fresh(),
+            buyer,
+            digest,
+            quantity,
+        }
     }
 
     #[test]
     fn batches_are_bounded_in_size_and_number() {
         let mut batcher = Batcher::new(2, 2);
         for n in 0..5 {
-            assert_eq!(batcher.arrive(purchase("ann", &n.to_string(), 1), n), Arrival::Queued);
+            assert_eq!(
+                batcher.arrive(purchase("ann", &n.to_string(), 1), n),
+                Arrival::Queued
+            );
         }
         assert!(batcher.is_full());
         assert_eq!(batcher.next_batch().unwrap().len(), 2);
@@ -132,9 +158,17 @@ mod tests {
         assert_eq!(batcher.arrive(same.clone(), 1), Arrival::Queued);
         assert_eq!(batcher.arrive(same.clone(), 2), Arrival::Joined);
         assert_eq!(batcher.next_batch().unwrap().len(), 1);
-        assert_eq!(batcher.arrive(same.clone(), 3), Arrival::Joined, "also while its batch is in flight");
+        assert_eq!(
+            batcher.arrive(same.clone(), 3),
+            Arrival::Joined,
+            "also while its batch is in flight"
+        );
         assert_eq!(batcher.arrive(purchase("ann", "k", 2), 4), Arrival::KeyReused(4));
-        assert_eq!(batcher.arrive(purchase("bob", "k", 2), 5), Arrival::Queued, "another buyer's key");
+        assert_eq!(
+            batcher.arrive(purchase("bob", "k", 2), 5),
+            Arrival::Queued,
+            "another buyer's key"
+        );
         assert_eq!(batcher.take_waiters(&same.digest), [1, 2, 3]);
         assert!(!batcher.knows(&same.digest));
     }

@@ -66,13 +66,22 @@ pub struct Decider {
 impl Decider {
     /// A decider for this sale.
     pub fn new(sale: Arc<Sale>, parts: Arc<Parts>) -> Self {
-        Self { sale, parts, rebuild: Mutex::new(()), rebuilds: AtomicU64::new(0) }
+        Self {
+            sale,
+            parts,
+            rebuild: Mutex::new(()),
+            rebuilds: AtomicU64::new(0),
+        }
     }
 
     /// Decides a batch. Never fails: each purchase has its answer. Also tells how many units were left, if it is known.
     pub async fn decide(&self, entries: Vec<Entry>) -> (Vec<Decided>, Option<i64>) {
         metrics::batch_size(What::Reserve, entries.len());
-        let mut batch = Batch { sale: &self.sale, decided: Vec::with_capacity(entries.len()), available: None };
+        let mut batch = Batch {
+            sale: &self.sale,
+            decided: Vec::with_capacity(entries.len()),
+            available: None,
+        };
         let mut open = entries;
         for round in 0..=MAX_ROUNDS {
             if open.is_empty() {
@@ -87,10 +96,16 @@ impl Decider {
                 self.place(&mut batch, open, Epoch::Raise, seen_rebuilds).await
             } else {
                 match self.ask_gate(&open).await {
-                    Ok(gate::Reserve::Decided { epoch, available, verdicts }) => {
+                    Ok(gate::Reserve::Decided {
+                        epoch,
+                        available,
+                        verdicts,
+                    }) => {
                         batch.available = Some(available);
                         let (admitted, again) = self.follow_verdicts(&mut batch, open, &verdicts).await;
-                        let mut rest = self.place(&mut batch, admitted, Epoch::Exactly(epoch), seen_rebuilds).await;
+                        let mut rest = self
+                            .place(&mut batch, admitted, Epoch::Exactly(epoch), seen_rebuilds)
+                            .await;
                         rest.extend(again);
                         rest
                     }
@@ -113,7 +128,12 @@ impl Decider {
             };
         }
         for entry in open {
-            batch.answer(entry.purchase.digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+            batch.answer(
+                entry.purchase.digest,
+                Err(Refusal::Unavailable {
+                    retry_after: RETRY_AFTER,
+                }),
+            );
         }
         (batch.decided, batch.available)
     }
@@ -163,7 +183,12 @@ impl Decider {
                 Verdict::KeyReused => batch.answer(digest, Err(Refusal::KeyReused)),
                 Verdict::SoldOut => batch.answer(digest, Err(Refusal::SoldOut)),
                 Verdict::LimitExceeded => batch.answer(digest, Err(batch.limit_exceeded())),
-                Verdict::NotOpen => batch.answer(digest, Err(Refusal::NotOpen { opens_at: terms.opens_at })),
+                Verdict::NotOpen => batch.answer(
+                    digest,
+                    Err(Refusal::NotOpen {
+                        opens_at: terms.opens_at,
+                    }),
+                ),
                 Verdict::Closed => batch.answer(digest, Err(batch.closed())),
             }
         }
@@ -185,7 +210,12 @@ impl Decider {
             Err(error) => {
                 tracing::warn!(sale_id = %self.sale.id, %error, "replays can't be looked up");
                 for entry in replays {
-                    batch.answer(entry.purchase.digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+                    batch.answer(
+                        entry.purchase.digest,
+                        Err(Refusal::Unavailable {
+                            retry_after: RETRY_AFTER,
+                        }),
+                    );
                 }
             }
         }
@@ -210,7 +240,11 @@ impl Decider {
                 buyer: entry.purchase.buyer.clone(),
                 digest: entry.purchase.digest,
                 quantity: entry.purchase.quantity,
-                amount_minor: self.sale.terms.unit_price_minor.saturating_mul(entry.purchase.quantity.into()),
+                amount_minor: self
+                    .sale
+                    .terms
+                    .unit_price_minor
+                    .saturating_mul(entry.purchase.quantity.into()),
             })
             .collect();
         let (placed, stock, cut) = match self.commit(&orders, epoch).await {
@@ -226,9 +260,13 @@ impl Decider {
                 tracing::warn!(sale_id = %self.sale.id, orders = orders.len(), %error, "a batch could not be committed");
                 for entry in entries {
                     let refusal = if unknown {
-                        Refusal::OutcomeUnknown { retry_after: RETRY_AFTER }
+                        Refusal::OutcomeUnknown {
+                            retry_after: RETRY_AFTER,
+                        }
                     } else {
-                        Refusal::Unavailable { retry_after: RETRY_AFTER }
+                        Refusal::Unavailable {
+                            retry_after: RETRY_AFTER,
+                        }
                     };
                     batch.answer(entry.purchase.digest, Err(refusal));
                 }
@@ -245,8 +283,14 @@ impl Decider {
             let digest = entry.purchase.digest;
             match placed {
                 Placed::New { created_at } => {
-                    accepted.push(OpenOrder { order: entry.order, sale: self.sale.id });
-                    let amount = Money { amount_minor: order.amount_minor, currency: self.sale.terms.currency };
+                    accepted.push(OpenOrder {
+                        order: entry.order,
+                        sale: self.sale.id,
+                    });
+                    let amount = Money {
+                        amount_minor: order.amount_minor,
+                        currency: self.sale.terms.currency,
+                    };
                     let accepted = Accepted {
                         order: entry.order,
                         sale: self.sale.id,
@@ -263,11 +307,21 @@ impl Decider {
                 Placed::SoldOut => batch.answer(digest, Err(Refusal::SoldOut)),
                 Placed::LimitExceeded => batch.answer(digest, Err(batch.limit_exceeded())),
                 Placed::NotOpen => {
-                    batch.answer(digest, Err(Refusal::NotOpen { opens_at: self.sale.terms.opens_at }));
+                    batch.answer(
+                        digest,
+                        Err(Refusal::NotOpen {
+                            opens_at: self.sale.terms.opens_at,
+                        }),
+                    );
                 }
                 Placed::Closed => batch.answer(digest, Err(batch.closed())),
                 Placed::Bad(_) => {
-                    batch.answer(digest, Err(Refusal::Unavailable { retry_after: RETRY_AFTER }));
+                    batch.answer(
+                        digest,
+                        Err(Refusal::Unavailable {
+                            retry_after: RETRY_AFTER,
+                        }),
+                    );
                 }
             }
             unwanted.push((entry.order, entry.purchase.buyer.clone(), entry.purchase.quantity));
@@ -289,10 +343,16 @@ impl Decider {
     /// Commits a batch, and finds out what became of it when the commit goes unanswered.
     async fn commit(&self, orders: &[NewOrder], epoch: Epoch) -> Result<Reserve, store::Error> {
         let started = Instant::now();
-        let run = || self.parts.store.reserve(self.sale.id, self.sale.terms.per_buyer_limit, orders, epoch);
+        let run = || {
+            self.parts
+                .store
+                .reserve(self.sale.id, self.sale.terms.per_buyer_limit, orders, epoch)
+        };
         let mut result = run().await;
         for tried in 0..UNKNOWN_TRIES {
-            let Err(store::Error::OutcomeUnknown(reason)) = &result else { break };
+            let Err(store::Error::OutcomeUnknown(reason)) = &result else {
+                break;
+            };
             tracing::warn!(sale_id = %self.sale.id, %reason, "running a batch again to learn its outcome");
             tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
             result = match run().await {
@@ -303,7 +363,10 @@ impl Decider {
         metrics::commit_seconds(What::Reserve, started.elapsed());
         self.parts.store_breaker.record(
             Instant::now(),
-            !matches!(result, Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))),
+            !matches!(
+                result,
+                Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))
+            ),
         );
         result
     }
@@ -318,8 +381,10 @@ impl Decider {
                 return;
             }
         };
-        let releases: Vec<Release> =
-            occupied.into_iter().map(|order| Release { order, forget: true }).collect();
+        let releases: Vec<Release> = occupied
+            .into_iter()
+            .map(|order| Release { order, forget: true })
+            .collect();
         if let Err(error) = self.parts.gate.release(self.sale.id, &releases).await {
             tracing::warn!(sale_id = %self.sale.id, %error, "left to the reaper: units could not be given back");
         }
@@ -333,7 +398,12 @@ impl Decider {
         }
         let started = Instant::now();
         let sale = self.sale.id;
-        let snapshot = self.parts.store.raise_epoch(sale).await?.ok_or(RebuildError::NoSuchSale)?;
+        let snapshot = self
+            .parts
+            .store
+            .raise_epoch(sale)
+            .await?
+            .ok_or(RebuildError::NoSuchSale)?;
         let orders: Vec<LoadedOrder> = snapshot
             .orders
             .into_iter()
@@ -402,7 +472,10 @@ impl Batch<'_> {
                 sale: self.sale.id,
                 buyer: entry.purchase.buyer.clone(),
                 quantity: existing.quantity,
-                amount: Money { amount_minor: existing.amount_minor, currency: self.sale.terms.currency },
+                amount: Money {
+                    amount_minor: existing.amount_minor,
+                    currency: self.sale.terms.currency,
+                },
                 created_at: existing.created_at,
                 replayed: true,
             })
@@ -413,10 +486,14 @@ impl Batch<'_> {
     }
 
     fn limit_exceeded(&self) -> Refusal {
-        Refusal::LimitExceeded { per_buyer_limit: self.sale.terms.per_buyer_limit.unwrap_or(i32::MAX) }
+        Refusal::LimitExceeded {
+            per_buyer_limit: self.sale.terms.per_buyer_limit.unwrap_or(i32::MAX),
+        }
     }
 
     fn closed(&self) -> Refusal {
-        Refusal::Closed { closes_at: self.sale.terms.closes_at.unwrap_or(jiff::Timestamp::MAX) }
+        Refusal::Closed {
+            closes_at: self.sale.terms.closes_at.unwrap_or(jiff::Timestamp::MAX),
+        }
     }
 }

@@ -53,7 +53,13 @@ struct SaleHandle {
 impl Sales {
     /// An empty registry whose actors live on `arbiter` and whose work runs on `runtime`.
     pub fn new(parts: Arc<Parts>, limits: Limits, arbiter: ArbiterHandle, runtime: runtime::Handle) -> Self {
-        Self(Arc::new(Inner { handles: DashMap::default(), parts, limits, arbiter, runtime }))
+        Self(Arc::new(Inner {
+            handles: DashMap::default(),
+            parts,
+            limits,
+            arbiter,
+            runtime,
+        }))
     }
 
     /// Asks a sale for units.
@@ -61,7 +67,9 @@ impl Sales {
         let handle = self.handle(purchase.sale).await?;
         let terms = &handle.sale.terms;
         let affordable = i64::MAX / terms.unit_price_minor;
-        if !(1..=terms.max_per_order).contains(&purchase.quantity) || i64::from(purchase.quantity) > affordable {
+        if !(1..=terms.max_per_order).contains(&purchase.quantity)
+            || i64::from(purchase.quantity) > affordable
+        {
             let max_per_order = terms.max_per_order.min(affordable.try_into().unwrap_or(i32::MAX));
             return Err(Refusal::TooMany { max_per_order });
         }
@@ -69,11 +77,18 @@ impl Sales {
             .places
             .clone()
             .try_acquire_owned()
-            .map_err(|_| Refusal::Overloaded { retry_after: RETRY_AFTER })?;
+            .map_err(|_| Refusal::Overloaded {
+                retry_after: RETRY_AFTER,
+            })?;
         let (answer, answered) = oneshot::channel();
-        handle.addr.do_send(Buy { purchase, waiter: Waiter { answer, place } });
+        handle.addr.do_send(Buy {
+            purchase,
+            waiter: Waiter { answer, place },
+        });
         // The actor died with the request in its hands: it may have been committed.
-        answered.await.unwrap_or(Err(Refusal::OutcomeUnknown { retry_after: RETRY_AFTER }))
+        answered.await.unwrap_or(Err(Refusal::OutcomeUnknown {
+            retry_after: RETRY_AFTER,
+        }))
     }
 
     /// Tells a sale's actor, if there is one, that units have gone back.
@@ -91,7 +106,10 @@ impl Sales {
 
     /// Takes note of a sale, so that its first buyer needn't wait for the database.
     pub fn know(&self, sale: Sale) {
-        self.0.handles.entry(sale.id).or_insert_with(|| self.start(Arc::new(sale)));
+        self.0
+            .handles
+            .entry(sale.id)
+            .or_insert_with(|| self.start(Arc::new(sale)));
     }
 
     async fn handle(&self, id: SaleId) -> Result<SaleHandle, Refusal> {
@@ -114,20 +132,35 @@ impl Sales {
                 let view = runtime
                     .spawn(async move { store.sale(id).await })
                     .await
-                    .map_err(|_| Refusal::Unavailable { retry_after: RETRY_AFTER })?
+                    .map_err(|_| Refusal::Unavailable {
+                        retry_after: RETRY_AFTER,
+                    })?
                     .map_err(|error| {
                         tracing::warn!(sale_id = %id, %error, "a sale can't be looked up");
-                        Refusal::Unavailable { retry_after: RETRY_AFTER }
+                        Refusal::Unavailable {
+                            retry_after: RETRY_AFTER,
+                        }
                     })?
                     .ok_or(Refusal::SaleNotFound)?;
                 let sale = Arc::new(view.sale);
-                Ok(self.0.handles.entry(id).or_insert_with(|| self.start(sale)).clone())
+                Ok(self
+                    .0
+                    .handles
+                    .entry(id)
+                    .or_insert_with(|| self.start(sale))
+                    .clone())
             }
         }
     }
 
     fn start(&self, sale: Arc<Sale>) -> SaleHandle {
-        let Inner { parts, limits, arbiter, runtime, .. } = &*self.0;
+        let Inner {
+            parts,
+            limits,
+            arbiter,
+            runtime,
+            ..
+        } = &*self.0;
         let actor = SaleActor {
             batcher: Batcher::new(limits.max_batch, limits.batches_in_flight),
             decider: Arc::new(Decider::new(sale.clone(), parts.clone())),
@@ -138,6 +171,10 @@ impl Sales {
             sold_out: SoldOut::No,
         };
         let addr = SaleActor::start_in_arbiter(arbiter, |_: &mut Context<SaleActor>| actor);
-        SaleHandle { sale, addr, places: Arc::new(Semaphore::new(limits.mailbox_requests)) }
+        SaleHandle {
+            sale,
+            addr,
+            places: Arc::new(Semaphore::new(limits.mailbox_requests)),
+        }
     }
 }

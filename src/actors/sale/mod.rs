@@ -45,7 +45,10 @@ enum SoldOut {
     /// The gate is being asked for the purchases it knows.
     Asking,
     /// Refuse from memory, but for purchases that are known: those are replays.
-    Yes { pulse: Pulse, known: HashSet<IdempotencyDigest> },
+    Yes {
+        pulse: Pulse,
+        known: HashSet<IdempotencyDigest>,
+    },
 }
 
 impl Actor for SaleActor {
@@ -62,8 +65,21 @@ impl SaleActor {
             self.runtime.spawn(async move {
                 let (decided, available) = deciding.await.unwrap_or_else(|panic| {
                     tracing::error!(%panic, "a batch died while it was decided");
-                    let unknown = || Err(Refusal::OutcomeUnknown { retry_after: SOLD_OUT_FOR });
-                    (digests.into_iter().map(|digest| Decided { digest, answer: unknown() }).collect(), None)
+                    let unknown = || {
+                        Err(Refusal::OutcomeUnknown {
+                            retry_after: SOLD_OUT_FOR,
+                        })
+                    };
+                    (
+                        digests
+                            .into_iter()
+                            .map(|digest| Decided {
+                                digest,
+                                answer: unknown(),
+                            })
+                            .collect(),
+                        None,
+                    )
                 });
                 addr.do_send(BatchDecided(decided, available));
             });
@@ -75,7 +91,9 @@ impl SaleActor {
         let (gate, sale, addr) = (self.parts.gate.clone(), self.sale, ctx.address());
         self.runtime.spawn(async move {
             let asked = async {
-                let Some(before) = gate.pulse(sale).await? else { return Ok(None) };
+                let Some(before) = gate.pulse(sale).await? else {
+                    return Ok(None);
+                };
                 if before.available > 0 {
                     return Ok(None);
                 }
@@ -175,7 +193,9 @@ impl Handler<StillSoldOut> for SaleActor {
     type Result = ();
 
     fn handle(&mut self, StillSoldOut(now): StillSoldOut, ctx: &mut Self::Context) {
-        let SoldOut::Yes { pulse, .. } = &self.sold_out else { return };
+        let SoldOut::Yes { pulse, .. } = &self.sold_out else {
+            return;
+        };
         match now {
             Some(now) if now == *pulse => self.ask_whether_still_sold_out(ctx),
             // Still nothing there, but other purchases are known than before.

@@ -77,7 +77,12 @@ enum Pass {
 impl Sweeper {
     /// Starts the sweeper on `arbiter`; its passes run on `runtime`.
     pub fn launch(parts: Parts, arbiter: &ArbiterHandle, runtime: runtime::Handle) {
-        let actor = Self { parts, runtime, sweeping: false, reaping: false };
+        let actor = Self {
+            parts,
+            runtime,
+            sweeping: false,
+            reaping: false,
+        };
         Self::start_in_arbiter(arbiter, |_| actor);
     }
 
@@ -106,7 +111,9 @@ impl Sweeper {
     fn reap(&mut self, ctx: &mut Context<Self>) {
         if !std::mem::replace(&mut self.reaping, true) {
             let (parts, addr) = (self.parts.clone(), ctx.address());
-            let pass = self.runtime.spawn(async move { parts.reaper.pass(parts.limits.reaper_grace).await });
+            let pass = self
+                .runtime
+                .spawn(async move { parts.reaper.pass(parts.limits.reaper_grace).await });
             self.runtime.spawn(async move {
                 if let Err(panic) = pass.await {
                     tracing::error!(%panic, "a reaper pass died");
@@ -152,7 +159,9 @@ impl Parts {
                 .count()
                 .await;
             if failed > 0 {
-                return Err(store::Error::Unavailable(format!("{failed} of {found} stuck orders could not be settled")));
+                return Err(store::Error::Unavailable(format!(
+                    "{failed} of {found} stuck orders could not be settled"
+                )));
             }
             if found < SCAN_ORDERS {
                 break;
@@ -162,7 +171,11 @@ impl Parts {
         metrics::in_doubt(in_doubt.max(0) as usize, (in_doubt > 0).then_some(oldest));
 
         // Twice the period: young notes are most probably in the releaser's hands.
-        for release in self.store.pending_releases(period.as_millis() as u64 * 2, RELEASES).await? {
+        for release in self
+            .store
+            .pending_releases(period.as_millis() as u64 * 2, RELEASES)
+            .await?
+        {
             self.releaser.release(release);
         }
         metrics::gate_releases_pending(self.store.count_pending_releases().await?.max(0) as usize);

@@ -34,7 +34,12 @@ enum Error {
 impl Reaper {
     /// A reaper for the sales of this registry.
     pub fn new(store: Store, gate: Gate, sales: Sales) -> Self {
-        Self { store, gate, sales, checked_until: Arc::default() }
+        Self {
+            store,
+            gate,
+            sales,
+            checked_until: Arc::default(),
+        }
     }
 
     /// One look through all sales. A reservation younger than `grace`, by Redis' own clock, is left alone: its transaction may be
@@ -55,7 +60,9 @@ impl Reaper {
                     tracing::warn!(sale_id = %sale, orders = reaped, "gave back reservations that never became orders");
                     self.sales.freed(sale);
                 }
-                Err(error) => tracing::warn!(sale_id = %sale, %error, "reservations could not be looked through"),
+                Err(error) => {
+                    tracing::warn!(sale_id = %sale, %error, "reservations could not be looked through")
+                }
             }
         }
     }
@@ -80,7 +87,9 @@ impl Reaper {
                     .await?
                     .into_iter()
                     .filter_map(|order| {
-                        suspects.get(&order).map(|(buyer, quantity)| (order, buyer.clone(), *quantity))
+                        suspects
+                            .get(&order)
+                            .map(|(buyer, quantity)| (order, buyer.clone(), *quantity))
                     })
                     .collect();
                 reaped += self.give_back(sale, &orphans).await?;
