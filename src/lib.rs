@@ -6,5 +6,7 @@ pub mod config;
 pub mod domain;
 pub mod gate;
 pub mod metrics;
+pub mod mock_provider;
 pub mod provider;
+pub mod services;
 pub mod store;

@@ -1,2 +1,131 @@
-//! bin
-fn main() {}
+//! The command line, nothing else.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use fluxbuy::config::{self, Config, LogFormat, Need};
+use fluxbuy::domain::OrderId;
+use fluxbuy::store::{Store, migrate};
+use fluxbuy::{app, mock_provider, services};
+use tracing_subscriber::EnvFilter;
+
+/// A flash-sale engine: stock is never oversold, no unit is ever lost, and no buyer pays for a unit they don't get.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the engine until SIGTERM or SIGINT.
+    Serve(Configured),
+    /// Bring the database's schema up to date, as its owner (`postgres.owner_url`).
+    Migrate(Configured),
+    /// Print every setting with its default and what it means.
+    Config,
+    /// Work owed to the payment provider that is out of tries.
+    DeadLetters {
+        #[command(flatten)]
+        configured: Configured,
+        #[command(subcommand)]
+        action: DeadLetters,
+    },
+    /// Run a payment provider for demonstrations and tests, with a book of its own.
+    MockProvider(mock_provider::Args),
+    /// Run private PostgreSQL, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
+    Services(services::Args),
+}
+
+#[derive(clap::Args)]
+struct Configured {
+    /// A TOML file; environment variables `FLUXBUY__SECTION__KEY` come on top of it.
+    #[arg(long)]
+    config: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum DeadLetters {
+    /// Print them.
+    List,
+    /// Give them back to the workers: all, or those of one order.
+    Requeue {
+        /// Only this order's.
+        #[arg(long)]
+        order: Option<OrderId>,
+    },
+}
+
+impl Configured {
+    fn load(&self, need: Need) -> anyhow::Result<Config> {
+        let config = Config::load(need, self.config.as_deref(), std::env::vars())?;
+        log_to_stderr(&config.log)?;
+        Ok(config)
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fluxbuy: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(configured) => app::serve(configured.load(Need::Serve)?),
+        Command::Migrate(configured) => {
+            let config = configured.load(Need::Migrate)?;
+            block_on(async move { Ok(migrate::migrate(config.postgres.owner_url().as_str()).await?) })
+        }
+        Command::Config => Ok(std::io::stdout().write_all(config::DEFAULTS.as_bytes())?),
+        Command::DeadLetters { configured, action } => {
+            let config = configured.load(Need::Database)?;
+            block_on(dead_letters(config, action))
+        }
+        Command::MockProvider(args) => block_on(mock_provider::run(args)),
+        Command::Services(args) => block_on(services::run(args)),
+    }
+}
+
+async fn dead_letters(config: Config, action: DeadLetters) -> anyhow::Result<()> {
+    let store = Store::new(&config.postgres)?;
+    match action {
+        DeadLetters::List => {
+            let letters = store.dead_letters().await?;
+            println!("{} dead letters", letters.len());
+            for letter in letters {
+                println!(
+                    "order {} sale {} attempt {} {} after {} tries: {}",
+                    letter.order, letter.sale, letter.attempt, letter.kind, letter.tries, letter.last_error
+                );
+            }
+        }
+        DeadLetters::Requeue { order } => println!("{} requeued", store.requeue(order).await?),
+    }
+    Ok(())
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Runtime::new()?.block_on(work)
+}
+
+fn log_to_stderr(log: &config::Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&log.filter)
+        .map_err(|error| anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`"))?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    match log.format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! The composition root: the only place that starts actors and knows how they hang together.
+//!
+//! Start: metrics, Postgres (waited for), Redis (done without, if need be), writer, orders, supervisor, sales, sweeper,
+//! workers, front door. Drain: front door, charges under way, pools; what is PENDING by then is found again at the
+//! next start.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use actix_rt::{Arbiter, System};
+use anyhow::{Context as _, bail};
+use tokio::net::TcpListener;
+use tokio::runtime::{Handle, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::actors::breaker::Breaker;
+use crate::actors::desk::{Desk, Probes};
+use crate::actors::order::{self, Orders};
+use crate::actors::payment_supervisor::{self, Supervisor};
+use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
+use crate::actors::releaser::Releaser;
+use crate::actors::sale::{self, Sales};
+use crate::actors::sweeper::{self, Reaper, Sweeper};
+use crate::actors::transition_writer::TransitionWriter;
+use crate::config::{Config, ProviderKind};
+use crate::gate::{self, Gate};
+use crate::http;
+use crate::metrics;
+use crate::provider::PaymentProvider;
+use crate::provider::metered::Metered;
+use crate::provider::mock::MockProvider;
+use crate::store::{self, Store};
+
+/// How long a start waits for Postgres.
+const WAIT_FOR_POSTGRES: Duration = Duration::from_secs(30);
+/// How often the services are probed and the gauges of the stock are read.
+const PROBE_PERIOD: Duration = Duration::from_secs(1);
+/// Failures in a row after which Postgres or Redis is given a rest, and how long it is.
+const STORE_FAILURES: u32 = 3;
+const STORE_PAUSE: Duration = Duration::from_millis(500);
+const GATE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Runs the engine until SIGTERM or SIGINT, then drains it.
+///
+/// # Errors
+/// When it can't start: a port that is taken, a schema that is missing, a Redis that would throw keys away.
+pub fn serve(config: Config) -> anyhow::Result<()> {
+    let runtime = Arc::new(Runtime::new().context("the runtime could not be started")?);
+    let for_system = runtime.clone();
+    // Actors' arbiters share this one runtime: sockets belong to it, and a busy actor stalls no connection.
+    let system = System::with_tokio_rt(move || for_system);
+    system.block_on(run(config, runtime))
+}
+
+async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
+    let runtime = shared.handle().clone();
+    let exporter = metrics::install().context("metrics could not be installed")?;
+    let store = Store::new(&config.postgres)?;
+    wait_for_postgres(&store).await?;
+    let gate = Gate::new(&gate::Settings {
+        url: config.redis.url.as_str().to_owned(),
+        response_timeout: Duration::from_millis(config.redis.response_timeout_ms),
+        connect_timeout: Duration::from_millis(config.redis.connect_timeout_ms),
+    })?;
+    match gate.check_policy().await {
+        Ok(()) => {}
+        Err(error @ gate::Error::EvictingPolicy { .. }) => bail!("{error}: set `maxmemory-policy noeviction`"),
+        Err(error) => tracing::warn!(%error, "starting without redis: sales go through postgres alone"),
+    }
+    let provider: Arc<dyn PaymentProvider> = match config.provider.kind {
+        ProviderKind::Mock => {
+            let timeout = Duration::from_millis(config.payment.charge_timeout_ms);
+            Arc::new(Metered(MockProvider::new(config.provider.url.as_str(), timeout)?))
+        }
+    };
+    let listener = TcpListener::bind(config.http.listen)
+        .await
+        .with_context(|| format!("http.listen: {} can't be listened on", config.http.listen))?;
+    let address = listener.local_addr()?;
+
+    let arbiter = |shared: Arc<Runtime>| Arbiter::with_tokio_rt(move || shared);
+    let arbiters = Arbiters { sales: arbiter(shared.clone()), orders: arbiter(shared) };
+    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime);
+
+    // Bound and ready: whoever waits for this line may connect.
+    println!("fluxbuy ready at http://{}", reachable(address));
+    tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "ready");
+
+    let render = move || exporter.render();
+    let report = http::serve(listener, engine.desk.clone(), &config.http, render, stop_signal()?).await;
+    tracing::info!(?report, "the front door is closed");
+    engine.drain(config.http.drain_timeout()).await;
+    Ok(())
+}
+
+/// Threads for actors. Hot sales have one to themselves, without I/O or timers.
+struct Arbiters {
+    sales: Arbiter,
+    orders: Arbiter,
+}
+
+/// The running actors.
+struct Engine {
+    desk: Desk,
+    supervisor: Supervisor,
+    orders: Orders,
+    store: Store,
+}
+
+impl Engine {
+    fn start(
+        config: &Config,
+        store: Store,
+        gate: Gate,
+        provider: Arc<dyn PaymentProvider>,
+        arbiters: &Arbiters,
+        runtime: &Handle,
+    ) -> Self {
+        let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
+        let provider_breaker = Arc::new(Breaker::new(
+            config.payment.breaker_failures,
+            Duration::from_millis(config.payment.breaker_open_ms),
+        ));
+        let releaser = Releaser::start(runtime, store.clone(), gate.clone());
+        let writer = TransitionWriter::start(runtime, store.clone(), releaser.clone(), store_breaker.clone());
+        let tasks = TaskWaker::default();
+        let order_parts = order::Parts {
+            writer,
+            provider: provider.clone(),
+            provider_breaker: provider_breaker.clone(),
+            store: store.clone(),
+            tasks: tasks.clone(),
+            give_up: Duration::from_millis(config.payment.give_up_ms),
+            fail_in_doubt: config.sweeper.fail_in_doubt,
+            #[cfg(feature = "test-switches")]
+            claim_without_guard: config.test.claim_without_guard,
+        };
+        let orders = Orders::new(Arc::new(order_parts), arbiters.orders.handle(), runtime.clone());
+        let supervisor = Supervisor::start(
+            payment_supervisor::Limits {
+                max_in_flight: config.payment.max_in_flight,
+                queue_orders: config.payment.queue_orders,
+                scan_period: Duration::from_millis(config.payment.scan_period_ms),
+            },
+            orders.clone(),
+            store.clone(),
+            provider_breaker.clone(),
+            &arbiters.orders.handle(),
+            runtime.clone(),
+        );
+        let sale_parts = sale::Parts {
+            store: store.clone(),
+            gate: gate.clone(),
+            gate_breaker: Breaker::new(1, GATE_PAUSE),
+            store_breaker: store_breaker.clone(),
+            supervisor: supervisor.clone(),
+        };
+        let sales = Sales::new(
+            Arc::new(sale_parts),
+            sale::Limits {
+                max_batch: config.sale.max_batch,
+                batches_in_flight: config.sale.batches_in_flight,
+                mailbox_requests: config.sale.mailbox_requests,
+            },
+            arbiters.sales.handle(),
+            runtime.clone(),
+        );
+        releaser.tell(sales.clone());
+
+        let period = Duration::from_millis(config.sweeper.period_ms);
+        Sweeper::launch(
+            sweeper::Parts {
+                store: store.clone(),
+                orders: orders.clone(),
+                releaser,
+                reaper: Reaper::new(store.clone(), gate.clone(), sales.clone()),
+                limits: sweeper::Limits {
+                    period,
+                    cutoff: Duration::from_millis(config.sweeper.cutoff_ms),
+                    reaper_period: Duration::from_millis(config.sweeper.reaper_period_ms),
+                    reaper_grace: Duration::from_millis(config.sweeper.reaper_grace_ms),
+                },
+            },
+            &arbiters.orders.handle(),
+            runtime.clone(),
+        );
+        let worker = TaskWorker {
+            store: store.clone(),
+            provider,
+            max_tries: config.payment.task_tries,
+            period,
+            waker: tasks,
+        };
+        runtime.spawn(worker.run());
+
+        let probes = Arc::new(Probes::default());
+        let watch = Watch {
+            store: store.clone(),
+            gate,
+            probes: probes.clone(),
+            sales: sales.clone(),
+            store_breaker,
+            provider_breaker,
+        };
+        runtime.spawn(watch.run());
+        let desk =
+            Desk { store: store.clone(), sales, orders: orders.clone(), probes, runtime: runtime.clone() };
+        Self { desk, supervisor, orders, store }
+    }
+
+    /// No new charge, and those under way are waited for, for a while. The rest is PENDING or PROCESSING in the database.
+    async fn drain(self, timeout: Duration) {
+        self.supervisor.stop_charging();
+        let deadline = Instant::now() + timeout;
+        while !self.orders.is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        if !self.orders.is_empty() {
+            tracing::warn!(orders = self.orders.len(), "stopping with charges under way; the next start finds them");
+        }
+        tokio::time::timeout(Duration::from_secs(5), self.store.close()).await.ok();
+    }
+}
+
+/// Probes the services and feeds the gauges that nobody else does.
+struct Watch {
+    store: Store,
+    gate: Gate,
+    probes: Arc<Probes>,
+    sales: Sales,
+    store_breaker: Arc<Breaker>,
+    provider_breaker: Arc<Breaker>,
+}
+
+impl Watch {
+    async fn run(self) {
+        let mut tick = tokio::time::interval(PROBE_PERIOD);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let (postgres, redis) = futures_util::future::join(self.store.ping(), self.gate.ping()).await;
+            self.probes.postgres_up.store(postgres.is_ok(), Ordering::Relaxed);
+            let redis_was_up = self.probes.redis_up.swap(redis.is_ok(), Ordering::Relaxed);
+            metrics::gate_degraded(redis.is_err());
+            if redis.is_ok() && !redis_was_up {
+                // It may have come back with another configuration.
+                if let Err(error) = self.gate.check_policy().await {
+                    tracing::error!(%error, "redis is not fit for selling");
+                }
+            }
+            let now = Instant::now();
+            metrics::postgres_breaker_open(self.store_breaker.is_open(now));
+            metrics::provider_breaker_open(self.provider_breaker.is_open(now));
+            let active = self.sales.active();
+            if postgres.is_ok() && !active.is_empty() {
+                match self.store.stocks(&active).await {
+                    Ok(stocks) => {
+                        for (sale, stock) in stocks {
+                            metrics::stock(sale, &stock);
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "the stock could not be read for its gauges"),
+                }
+            }
+        }
+    }
+}
+
+async fn wait_for_postgres(store: &Store) -> anyhow::Result<()> {
+    let deadline = Instant::now() + WAIT_FOR_POSTGRES;
+    loop {
+        match store.check().await {
+            Ok(()) => return Ok(()),
+            Err(store::Error::Unavailable(reason)) if Instant::now() < deadline => {
+                tracing::warn!(%reason, "waiting for postgres");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(error) => return Err(error).context("postgres.url"),
+        }
+    }
+}
+
+/// An address that a client on this machine can connect to.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let mut address = address;
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    address
+}
+
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let (terminate, interrupt) = (pin!(terminate.recv()), pin!(interrupt.recv()));
+        futures_util::future::select(terminate, interrupt).await;
+    })
+}

@@ -1,0 +1,67 @@
+//! A private Redis that keeps nothing on disk and throws no key away.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use tokio::process::Child;
+
+use super::programs;
+
+/// How long a server may take to answer.
+const UP_WITHIN: Duration = Duration::from_secs(15);
+
+/// A running server.
+pub(super) struct Redis {
+    /// Its process.
+    pub(super) child: Child,
+    /// Where it is.
+    pub(super) url: String,
+}
+
+/// Starts a server that lives below `directory`.
+pub(super) async fn start(directory: &Path) -> anyhow::Result<Redis> {
+    const TRIES: usize = 5;
+    let program = programs::redis_server()?;
+    let log = directory.join("redis.log");
+    let mut last = String::new();
+    for _ in 0..TRIES {
+        let port = programs::free_port()?.to_string();
+        let mut command = programs::server(&program, "SIGTERM");
+        command
+            .args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no"])
+            .args(["--maxmemory-policy", "noeviction", "--dir"])
+            .arg(directory);
+        let output = File::create(&log)?;
+        let mut child = command.stdout(output.try_clone()?).stderr(output).spawn().context("redis-server could not be started")?;
+        let url = format!("redis://127.0.0.1:{port}/0");
+        match wait_until_up(&mut child, &url).await {
+            Ok(()) => return Ok(Redis { child, url }),
+            Err(error) => {
+                child.kill().await.ok();
+                last = format!("{error:#}\n{}", std::fs::read_to_string(&log).unwrap_or_default());
+            }
+        }
+    }
+    bail!("redis did not come up: {last}")
+}
+
+/// Waits for our own server: another one may have taken the port.
+async fn wait_until_up(child: &mut Child, url: &str) -> anyhow::Result<()> {
+    let client = redis::Client::open(url)?;
+    let deadline = Instant::now() + UP_WITHIN;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            bail!("it ended at once: {status}");
+        }
+        if let Ok(mut connection) = client.get_multiplexed_async_connection().await {
+            let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
+            let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")?.trim().parse::<u32>().ok());
+            anyhow::ensure!(pid == child.id(), "another server has taken the port");
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "it doesn't answer");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
