@@ -443,6 +443,31 @@ mod tests {
         assert!(text.contains("# TYPE process_resident_memory_bytes gauge\n"));
     }
 
+    #[test]
+    fn the_page_about_metrics_lists_each_with_its_type_and_labels() {
+        let page = include_str!("../../docs/METRICS.md");
+        let listed: BTreeSet<String> = page
+            .lines()
+            .filter_map(|line| {
+                let mut cells = line.strip_prefix("| `fluxbuy_")?.split('|').map(str::trim);
+                let name = cells.next()?.trim_end_matches('`');
+                let (kind, _unit, labels) = (cells.next()?, cells.next()?, cells.next()?);
+                // Each label is in backticks, followed by its values.
+                let labels: Vec<_> = labels.split('`').skip(1).step_by(2).collect();
+                Some(format!("fluxbuy_{name} {kind} {labels:?}"))
+            })
+            .collect();
+        let there = ALL.iter().map(|m| {
+            format!(
+                "{} {} {:?}",
+                m.name,
+                format!("{:?}", m.kind).to_lowercase(),
+                m.labels
+            )
+        });
+        assert_eq!(listed, there.collect());
+    }
+
     // The following have a registry of their own: other tests of this process record into the shared one.
 
     #[test]
