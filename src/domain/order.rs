@@ -114,7 +114,7 @@ impl FailureReason {
     }
 
     /// The reason with this name.
-    pub fn from_str(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.as_str() == name)
     }
 }
@@ -174,6 +174,8 @@ pub enum Effect {
     ClosePayment,
     /// Leave the payment in doubt and write down that its outcome must still be found out.
     ResolvePaymentLater,
+    /// The provider's word is that no money can come; write down that it is to be asked once more, later.
+    VerifyVoidLater,
     /// Write the charge into the ledger.
     RecordCharge,
     /// Write the refund into the ledger.
@@ -244,7 +246,9 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         (S::Processing, E::ChargeNotSent) => {
             fail(R::ProviderUnavailable, &[F::ClosePayment, F::ReleaseUnits])
         }
-        (S::Processing, E::ChargeVoided) => fail(R::Swept, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::ChargeVoided) => {
+            fail(R::Swept, &[F::ClosePayment, F::VerifyVoidLater, F::ReleaseUnits])
+        }
         (S::Processing, E::GivenUp) => fail(R::Swept, &[F::ResolvePaymentLater, F::ReleaseUnits]),
 
         (S::Paid, E::Refunded) => to(S::Refunded, &[F::RecordRefund]),
@@ -253,5 +257,67 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         (S::Failed, E::ChargeSucceeded) => to(S::Failed, &[F::RefundLateCharge]),
 
         (status, event) => Err(IllegalEvent { status, event }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    /// Every status with every event: the reviewed table in `snapshots/`.
+    #[test]
+    fn the_whole_table() {
+        let mut table = String::new();
+        for status in OrderStatus::ALL {
+            for event in Event::ALL {
+                let pair = format!("{:<10} {event:?}", status.as_sql());
+                match transition(status, event) {
+                    Ok(Transition { to, reason, effects }) => {
+                        let reason = reason
+                            .map(|reason| format!("({})", reason.as_str()))
+                            .unwrap_or_default();
+                        writeln!(table, "{pair:<28} -> {}{reason} {effects:?}", to.as_sql()).unwrap();
+                    }
+                    Err(illegal) => {
+                        assert_eq!(illegal, IllegalEvent { status, event });
+                        writeln!(table, "{pair:<28} -- illegal").unwrap();
+                    }
+                }
+            }
+        }
+        insta::assert_snapshot!(table);
+    }
+
+    #[test]
+    fn only_an_order_that_holds_units_gives_them_back_and_never_twice() {
+        for status in OrderStatus::ALL {
+            for event in Event::ALL {
+                let Ok(t) = transition(status, event) else {
+                    continue;
+                };
+                let releases = t.effects.contains(&Effect::ReleaseUnits);
+                assert_eq!(
+                    releases,
+                    status.is_open() && t.to == OrderStatus::Failed,
+                    "{status} {event:?}"
+                );
+                assert_eq!(t.reason.is_some(), releases);
+                let sells = t.effects.contains(&Effect::SellUnits);
+                assert_eq!(sells, t.to == OrderStatus::Paid, "{status} {event:?}");
+                assert_eq!(sells, t.effects.contains(&Effect::RecordCharge));
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for status in OrderStatus::ALL {
+            assert_eq!(OrderStatus::from_sql(status.as_sql()), Some(status));
+        }
+        for reason in FailureReason::ALL {
+            assert_eq!(FailureReason::from_name(reason.as_str()), Some(reason));
+        }
     }
 }

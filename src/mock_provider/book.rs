@@ -115,7 +115,10 @@ pub fn declines(seed: u64, reference: &str, percent: u8) -> bool {
 
 /// A number from 0 to 99 that depends on nothing but its arguments.
 pub fn roll(seed: u64, purpose: &str, reference: &str) -> u8 {
-    let hash = Sha256::new_with_prefix(seed.to_le_bytes()).chain_update(purpose).chain_update(reference).finalize();
+    let hash = Sha256::new_with_prefix(seed.to_le_bytes())
+        .chain_update(purpose)
+        .chain_update(reference)
+        .finalize();
     (u16::from_le_bytes([hash[0], hash[1]]) % 100) as u8
 }
 
@@ -150,7 +153,11 @@ impl Book {
         let charge = self.charges.get_mut(reference)?;
         let ignored = self.ignored_voids.remove(reference) && charge.status == Status::Voided;
         if charge.status == Status::Pending || ignored {
-            charge.status = if declined { Status::Declined } else { Status::Succeeded };
+            charge.status = if declined {
+                Status::Declined
+            } else {
+                Status::Succeeded
+            };
             charge.decline_code = declined.then_some("insufficient_funds");
         }
         Some(charge.clone())
@@ -164,15 +171,18 @@ impl Book {
     /// Makes sure that a charge can't succeed any more, if it hasn't; also one that was never seen. With `ignored`, a charge under
     /// way will succeed all the same.
     pub fn void(&mut self, reference: &str, ignored: bool) -> Charge {
-        let charge = self.charges.entry(reference.to_owned()).or_insert_with(|| Charge {
-            reference: reference.to_owned(),
-            status: Status::Voided,
-            decline_code: None,
-            amount_minor: 0,
-            currency: String::new(),
-            requests: 0,
-            refunded_minor: 0,
-        });
+        let charge = self
+            .charges
+            .entry(reference.to_owned())
+            .or_insert_with(|| Charge {
+                reference: reference.to_owned(),
+                status: Status::Voided,
+                decline_code: None,
+                amount_minor: 0,
+                currency: String::new(),
+                requests: 0,
+                refunded_minor: 0,
+            });
         if charge.status == Status::Pending {
             charge.status = Status::Voided;
             if ignored {
@@ -188,15 +198,22 @@ impl Book {
             let same = before.charge == charge && before.amount_minor == amount_minor;
             return if same { Refunded::Done } else { Refunded::TooMuch };
         }
-        let Some(charge) = self.charges.get_mut(charge).filter(|charge| charge.status == Status::Succeeded) else {
+        let Some(charge) = self
+            .charges
+            .get_mut(charge)
+            .filter(|charge| charge.status == Status::Succeeded)
+        else {
             return Refunded::NoCharge;
         };
         if amount_minor <= 0 || charge.refunded_minor + amount_minor > charge.amount_minor {
             return Refunded::TooMuch;
         }
         charge.refunded_minor += amount_minor;
-        let refund =
-            Refund { reference: reference.to_owned(), charge: charge.reference.clone(), amount_minor };
+        let refund = Refund {
+            reference: reference.to_owned(),
+            charge: charge.reference.clone(),
+            amount_minor,
+        };
         self.refunds.insert(reference.to_owned(), refund);
         Refunded::Done
     }
@@ -204,9 +221,17 @@ impl Book {
     /// What is under references that start with `prefix`.
     pub fn page(&self, prefix: &str) -> Page<'_> {
         let starts = |key: &String| key.starts_with(prefix);
-        let mut page =
-            Page { charges: Vec::new(), refunds: Vec::new(), voids: Vec::new(), totals: Totals::default() };
-        for (_, charge) in self.charges.range(prefix.to_owned()..).take_while(|(key, _)| starts(key)) {
+        let mut page = Page {
+            charges: Vec::new(),
+            refunds: Vec::new(),
+            voids: Vec::new(),
+            totals: Totals::default(),
+        };
+        for (_, charge) in self
+            .charges
+            .range(prefix.to_owned()..)
+            .take_while(|(key, _)| starts(key))
+        {
             page.totals.charge_requests += u64::from(charge.requests);
             match charge.status {
                 Status::Succeeded => {
@@ -219,7 +244,11 @@ impl Book {
             }
             page.charges.push(charge);
         }
-        for (_, refund) in self.refunds.range(prefix.to_owned()..).take_while(|(key, _)| starts(key)) {
+        for (_, refund) in self
+            .refunds
+            .range(prefix.to_owned()..)
+            .take_while(|(key, _)| starts(key))
+        {
             page.totals.refunded_minor += refund.amount_minor;
             page.refunds.push(refund);
         }
@@ -238,7 +267,11 @@ mod tests {
         assert!(matches!(book.begin("a:1", 100, "EUR"), Begun::Known(c) if c.status == Status::Pending));
         assert_eq!(book.begin("a:1", 200, "EUR"), Begun::Contradiction);
         assert_eq!(book.decide("a:1", false).unwrap().status, Status::Succeeded);
-        assert_eq!(book.decide("a:1", true).unwrap().status, Status::Succeeded, "decided is decided");
+        assert_eq!(
+            book.decide("a:1", true).unwrap().status,
+            Status::Succeeded,
+            "decided is decided"
+        );
         assert_eq!(book.page("").totals.captured_minor, 100);
     }
 

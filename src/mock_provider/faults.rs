@@ -69,7 +69,13 @@ fn one() -> u64 {
 
 impl Default for Fault {
     fn default() -> Self {
-        Self { mode: Mode::None, percent: all(), operations: None, retry_after_secs: one(), seed: 0 }
+        Self {
+            mode: Mode::None,
+            percent: all(),
+            operations: None,
+            retry_after_secs: one(),
+            seed: 0,
+        }
     }
 }
 

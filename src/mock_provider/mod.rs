@@ -126,9 +126,18 @@ async fn connection(provider: Arc<Provider>, stream: TcpStream) {
     // An answer that must be lost is a service error: hyper then closes the connection without a byte.
     let service = service_fn(move |request| {
         let provider = provider.clone();
-        async move { provider.handle(request).await.map_err(|CutOff| std::io::Error::other("cut off")) }
+        async move {
+            provider
+                .handle(request)
+                .await
+                .map_err(|CutOff| std::io::Error::other("cut off"))
+        }
     });
-    http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await.ok();
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .ok();
 }
 
 /// The connection is closed without an answer.
@@ -188,7 +197,10 @@ impl Provider {
                     self.lock().behaviour = behaviour;
                     json(StatusCode::OK, &json!({"ok": true}))
                 }
-                Ok(_) => error(StatusCode::BAD_REQUEST, "latency_min_ms is more than latency_max_ms"),
+                Ok(_) => error(
+                    StatusCode::BAD_REQUEST,
+                    "latency_min_ms is more than latency_max_ms",
+                ),
                 Err(answer) => answer,
             }),
             _ => Ok(error(StatusCode::NOT_FOUND, "no such thing here")),
@@ -198,18 +210,30 @@ impl Provider {
     async fn charge(self: Arc<Self>, body: ChargeBody) -> Answer {
         let reference = body.reference.as_str();
         let fault = self.before(Operation::Charge, reference)?;
-        if let Fault { mode: Mode::RateLimited, .. } = fault {
+        if let Fault {
+            mode: Mode::RateLimited,
+            ..
+        } = fault
+        {
             return Ok(rate_limited(&fault));
         }
-        let begun = self.lock().book.begin(reference, body.amount_minor, &body.currency);
+        let begun = self
+            .lock()
+            .book
+            .begin(reference, body.amount_minor, &body.currency);
         match begun {
             Begun::Contradiction => {
-                return Ok(error(StatusCode::UNPROCESSABLE_ENTITY, "the reference belongs to another charge"));
+                return Ok(error(
+                    StatusCode::UNPROCESSABLE_ENTITY,
+                    "the reference belongs to another charge",
+                ));
             }
             // A task of its own: a client that hangs up doesn't stop a charge.
             Begun::New => {
                 let (provider, reference) = (self.clone(), reference.to_owned());
-                tokio::spawn(async move { provider.decide_later(&reference).await }).await.ok();
+                tokio::spawn(async move { provider.decide_later(&reference).await })
+                    .await
+                    .ok();
             }
             Begun::Known(_) => {}
         }
@@ -234,7 +258,11 @@ impl Provider {
     }
 
     async fn decide_later(&self, reference: &str) {
-        let Behaviour { latency_min_ms, latency_max_ms, decline_percent } = self.lock().behaviour;
+        let Behaviour {
+            latency_min_ms,
+            latency_max_ms,
+            decline_percent,
+        } = self.lock().behaviour;
         let spread = latency_max_ms - latency_min_ms;
         let latency = latency_min_ms + spread * u64::from(roll(self.seed, "latency", reference)) / 99;
         if latency > 0 {
@@ -250,7 +278,10 @@ impl Provider {
         let mut changed = self.changed.subscribe();
         loop {
             let charge = self.lock().book.charge(reference).cloned();
-            if charge.as_ref().is_none_or(|charge| charge.status != Status::Pending) {
+            if charge
+                .as_ref()
+                .is_none_or(|charge| charge.status != Status::Pending)
+            {
                 return charge;
             }
             changed.changed().await.ok()?;
@@ -292,16 +323,20 @@ impl Provider {
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
-        let outcome = self.lock().book.refund(charge, &body.reference, body.amount_minor);
+        let outcome = self
+            .lock()
+            .book
+            .refund(charge, &body.reference, body.amount_minor);
         if fault.mode == Mode::AnswerLost {
             return Err(CutOff);
         }
         Ok(match outcome {
             Refunded::Done => json(StatusCode::OK, &json!({"status": "refunded"})),
             Refunded::NoCharge => error(StatusCode::NOT_FOUND, "no charge that took money"),
-            Refunded::TooMuch => {
-                error(StatusCode::UNPROCESSABLE_ENTITY, "more than is left, or another amount than before")
-            }
+            Refunded::TooMuch => error(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "more than is left, or another amount than before",
+            ),
         })
     }
 
@@ -309,7 +344,11 @@ impl Provider {
     fn before(&self, operation: Operation, reference: &str) -> Result<Fault, CutOff> {
         let mut fault = self.lock().fault.clone();
         fault.mode = fault.hits(operation, reference);
-        if fault.mode == Mode::Down { Err(CutOff) } else { Ok(fault) }
+        if fault.mode == Mode::Down {
+            Err(CutOff)
+        } else {
+            Ok(fault)
+        }
     }
 }
 
@@ -336,7 +375,9 @@ fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Full<Byte
     let bytes = serde_json::to_vec(value).unwrap_or_default();
     let mut response = Response::new(Full::new(Bytes::from(bytes)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -346,7 +387,8 @@ fn error(status: StatusCode, what: &str) -> Response<Full<Bytes>> {
 
 fn rate_limited(fault: &Fault) -> Response<Full<Bytes>> {
     let mut response = error(StatusCode::TOO_MANY_REQUESTS, "slower");
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(fault.retry_after_secs));
+    response
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from(fault.retry_after_secs));
     response
 }
-

@@ -67,7 +67,11 @@ impl MockProvider {
             // A repeat that nobody decided on, and nobody counted, could be a second charge.
             .retry_canceled_requests(false)
             .build(connector);
-        Ok(Self { client, base, timeout })
+        Ok(Self {
+            client,
+            base,
+            timeout,
+        })
     }
 
     /// One request: its status, the pause it asks for, and its body.
@@ -81,11 +85,17 @@ impl MockProvider {
             .method(method)
             .uri(format!("{}{path}", self.base))
             .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body.map(|body| body.to_string()).unwrap_or_default().into()))
+            .body(Full::new(
+                body.map(|body| body.to_string()).unwrap_or_default().into(),
+            ))
             .map_err(|_| Trouble::NotSent)?;
         let exchange = async {
             let response = self.client.request(request).await.map_err(|error| {
-                if error.is_connect() { Trouble::NotSent } else { Trouble::Unknown(describe(&error)) }
+                if error.is_connect() {
+                    Trouble::NotSent
+                } else {
+                    Trouble::Unknown(describe(&error))
+                }
             })?;
             let status = response.status();
             let retry_after = response
@@ -150,17 +160,23 @@ impl PaymentProvider for MockProvider {
                 Err(Trouble::NotSent) => ChargeOutcome::NotSent { retry_after: None },
                 Err(Trouble::Unknown(what)) => ChargeOutcome::Unknown { what },
                 // Turned away before anything was done.
-                Ok((StatusCode::TOO_MANY_REQUESTS, retry_after, _)) => {
-                    ChargeOutcome::NotSent { retry_after: Some(retry_after.unwrap_or(Duration::from_secs(1))) }
-                }
+                Ok((StatusCode::TOO_MANY_REQUESTS, retry_after, _)) => ChargeOutcome::NotSent {
+                    retry_after: Some(retry_after.unwrap_or(Duration::from_secs(1))),
+                },
                 // The request contradicts an earlier one, or is no request: nothing was taken for this one.
                 Ok((StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST, ..)) => {
-                    ChargeOutcome::Declined { code: "invalid_request".to_owned() }
+                    ChargeOutcome::Declined {
+                        code: "invalid_request".to_owned(),
+                    }
                 }
                 Ok((status, _, body)) => match answer(status, &body) {
                     Ok(answer) if answer.status == "succeeded" => ChargeOutcome::Succeeded,
-                    Ok(answer) if answer.status == "declined" => ChargeOutcome::Declined { code: code(answer) },
-                    Ok(answer) => ChargeOutcome::Unknown { what: format!("it is {}", answer.status) },
+                    Ok(answer) if answer.status == "declined" => {
+                        ChargeOutcome::Declined { code: code(answer) }
+                    }
+                    Ok(answer) => ChargeOutcome::Unknown {
+                        what: format!("it is {}", answer.status),
+                    },
                     Err(what) => ChargeOutcome::Unknown { what },
                 },
             }
@@ -169,7 +185,10 @@ impl PaymentProvider for MockProvider {
 
     fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup> {
         Box::pin(async move {
-            let found = match self.ask(Method::GET, &format!("/charges/{}", reference.as_str())).await {
+            let found = match self
+                .ask(Method::GET, &format!("/charges/{}", reference.as_str()))
+                .await
+            {
                 Ok((StatusCode::NOT_FOUND, _)) => return Lookup::NotFound,
                 Ok((status, body)) => answer(status, &body),
                 Err(what) => Err(what),
@@ -180,7 +199,9 @@ impl PaymentProvider for MockProvider {
                     "declined" => Lookup::Declined { code: code(answer) },
                     "voided" => Lookup::Voided,
                     "pending" => Lookup::Pending,
-                    other => Lookup::Unreachable { what: format!("it is {other}") },
+                    other => Lookup::Unreachable {
+                        what: format!("it is {other}"),
+                    },
                 },
                 Err(what) => Lookup::Unreachable { what },
             }
@@ -190,14 +211,18 @@ impl PaymentProvider for MockProvider {
     fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome> {
         Box::pin(async move {
             let path = format!("/charges/{}/void", reference.as_str());
-            let outcome =
-                self.ask(Method::POST, &path).await.and_then(|(status, body)| answer(status, &body));
+            let outcome = self
+                .ask(Method::POST, &path)
+                .await
+                .and_then(|(status, body)| answer(status, &body));
             match outcome {
                 Ok(answer) => match answer.status.as_str() {
                     "voided" => VoidOutcome::Voided,
                     "succeeded" => VoidOutcome::AlreadySucceeded,
                     "declined" => VoidOutcome::AlreadyDeclined { code: code(answer) },
-                    other => VoidOutcome::Unreachable { what: format!("it is {other}") },
+                    other => VoidOutcome::Unreachable {
+                        what: format!("it is {other}"),
+                    },
                 },
                 Err(what) => VoidOutcome::Unreachable { what },
             }
@@ -214,10 +239,16 @@ impl PaymentProvider for MockProvider {
             match self.exchange(Method::POST, &path, Some(body)).await {
                 Ok((StatusCode::OK, ..)) => RefundOutcome::Refunded,
                 Ok((status @ (StatusCode::UNPROCESSABLE_ENTITY | StatusCode::NOT_FOUND), ..)) => {
-                    RefundOutcome::Refused { code: status.to_string() }
+                    RefundOutcome::Refused {
+                        code: status.to_string(),
+                    }
                 }
-                Ok((status, ..)) => RefundOutcome::Unreachable { what: format!("it answered {status}") },
-                Err(Trouble::NotSent) => RefundOutcome::Unreachable { what: "it can't be reached".to_owned() },
+                Ok((status, ..)) => RefundOutcome::Unreachable {
+                    what: format!("it answered {status}"),
+                },
+                Err(Trouble::NotSent) => RefundOutcome::Unreachable {
+                    what: "it can't be reached".to_owned(),
+                },
                 Err(Trouble::Unknown(what)) => RefundOutcome::Unreachable { what },
             }
         })

@@ -54,7 +54,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Err(error) => Err(error),
     };
     servers.stop().await;
-    directory.close().context("the private services' directory could not be removed")?;
+    directory
+        .close()
+        .context("the private services' directory could not be removed")?;
     // A thread of the runtime may still be reading standard input, which would keep it from ending.
     match result {
         Ok(()) => std::process::exit(0),
@@ -112,7 +114,11 @@ impl Servers {
 async fn provider(args: &Args, folder: &Path) -> anyhow::Result<(Child, String)> {
     let ourselves = std::env::current_exe().context("the program's own file is unknown")?;
     let mut child = programs::server(&ourselves, "SIGTERM")
-        .args(["mock-provider", "--latency-min-ms", &args.provider_latency_min_ms.to_string()])
+        .args([
+            "mock-provider",
+            "--latency-min-ms",
+            &args.provider_latency_min_ms.to_string(),
+        ])
         .args(["--latency-max-ms", &args.provider_latency_max_ms.to_string()])
         .args(["--decline-percent", &args.provider_decline_percent.to_string()])
         .args(["--seed", &args.provider_seed.to_string()])

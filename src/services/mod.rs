@@ -56,9 +56,18 @@ impl Args {
             line.push("--no-provider".to_owned());
         }
         let mut option = |name: &str, value: String| line.extend([name.to_owned(), value]);
-        option("--provider-latency-min-ms", self.provider_latency_min_ms.to_string());
-        option("--provider-latency-max-ms", self.provider_latency_max_ms.to_string());
-        option("--provider-decline-percent", self.provider_decline_percent.to_string());
+        option(
+            "--provider-latency-min-ms",
+            self.provider_latency_min_ms.to_string(),
+        );
+        option(
+            "--provider-latency-max-ms",
+            self.provider_latency_max_ms.to_string(),
+        );
+        option(
+            "--provider-decline-percent",
+            self.provider_decline_percent.to_string(),
+        );
         option("--provider-seed", self.provider_seed.to_string());
         line
     }
@@ -126,7 +135,11 @@ impl Services {
             bail!("the private services did not come up; the reason stands above");
         };
         let addresses = serde_json::from_str(&line).with_context(|| format!("unreadable: {line}"))?;
-        Ok(Self { addresses, keeper, leash })
+        Ok(Self {
+            addresses,
+            keeper,
+            leash,
+        })
     }
 
     /// Where the servers are.

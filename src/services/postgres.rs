@@ -47,7 +47,17 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
     initdb
         .arg("--pgdata")
         .arg(&data)
-        .args(["--username", OWNER, "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
+        .args([
+            "--username",
+            OWNER,
+            "--auth",
+            "trust",
+            "--encoding",
+            "UTF8",
+            "--locale",
+            "C",
+            "--no-sync",
+        ])
         .current_dir("/");
     run_as(&mut initdb, user);
     let output = initdb.output().await.context("initdb could not be started")?;
@@ -84,8 +94,12 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
         let url = |user: &str, database: &str| format!("postgres://{user}@127.0.0.1:{port}/{database}");
         match wait_until_up(&mut child, &url(OWNER, "postgres"), &data).await {
             Ok(mut connection) => {
-                connection.execute(AssertSqlSafe(format!("CREATE ROLE {ENGINE} LOGIN"))).await?;
-                connection.execute(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}"))).await?;
+                connection
+                    .execute(AssertSqlSafe(format!("CREATE ROLE {ENGINE} LOGIN")))
+                    .await?;
+                connection
+                    .execute(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}")))
+                    .await?;
                 migrate::migrate(&url(OWNER, TEMPLATE)).await?;
                 copy_template(&mut connection, DATABASE).await?;
                 connection.close().await?;
@@ -107,10 +121,17 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
 /// Copies the migrated database.
 pub(super) async fn copy_template(connection: &mut PgConnection, name: &str) -> anyhow::Result<()> {
     anyhow::ensure!(
-        !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
         "a database's name is made of a-z, 0-9 and _, not {name:?}"
     );
-    connection.execute(AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))).await?;
+    connection
+        .execute(AssertSqlSafe(format!(
+            "CREATE DATABASE {name} TEMPLATE {TEMPLATE}"
+        )))
+        .await?;
     Ok(())
 }
 
@@ -122,7 +143,9 @@ async fn wait_until_up(child: &mut Child, url: &str, data: &Path) -> anyhow::Res
             bail!("it ended at once: {status}");
         }
         if let Ok(mut connection) = PgConnection::connect(url).await {
-            let found: String = sqlx::query_scalar("SHOW data_directory").fetch_one(&mut connection).await?;
+            let found: String = sqlx::query_scalar("SHOW data_directory")
+                .fetch_one(&mut connection)
+                .await?;
             anyhow::ensure!(Path::new(&found) == data, "another server has taken the port");
             return Ok(connection);
         }

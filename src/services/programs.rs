@@ -14,7 +14,11 @@ const DEBIAN_POSTGRES: &str = "/usr/lib/postgresql";
 /// # Errors
 /// Says what to install.
 pub(super) fn postgres_folder() -> anyhow::Result<PathBuf> {
-    let complete = |folder: &PathBuf| ["initdb", "postgres"].iter().all(|name| folder.join(name).is_file());
+    let complete = |folder: &PathBuf| {
+        ["initdb", "postgres"]
+            .iter()
+            .all(|name| folder.join(name).is_file())
+    };
     let version = |folder: &PathBuf| {
         let parent = folder.parent()?.file_name()?.to_str()?;
         parent.split('.').next()?.parse::<u32>().ok()
@@ -42,7 +46,9 @@ pub(super) fn redis_server() -> anyhow::Result<PathBuf> {
 }
 
 fn find(name: &str) -> Option<PathBuf> {
-    path_folders().map(|folder| folder.join(name)).find(|program| program.is_file())
+    path_folders()
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
 }
 
 fn path_folders() -> impl Iterator<Item = PathBuf> {
@@ -66,5 +72,7 @@ pub(super) fn server(program: &Path, stop_signal: &str) -> Command {
 
 /// A port that was free a moment ago. Somebody may take it before a server does; then the server fails, and another is tried.
 pub(super) fn free_port() -> anyhow::Result<u16> {
-    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?
+        .local_addr()?
+        .port())
 }

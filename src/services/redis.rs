@@ -30,11 +30,24 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Redis> {
         let port = programs::free_port()?.to_string();
         let mut command = programs::server(&program, "SIGTERM");
         command
-            .args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no"])
+            .args([
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                &port,
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ])
             .args(["--maxmemory-policy", "noeviction", "--dir"])
             .arg(directory);
         let output = File::create(&log)?;
-        let mut child = command.stdout(output.try_clone()?).stderr(output).spawn().context("redis-server could not be started")?;
+        let mut child = command
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("redis-server could not be started")?;
         let url = format!("redis://127.0.0.1:{port}/0");
         match wait_until_up(&mut child, &url).await {
             Ok(()) => return Ok(Redis { child, url }),
@@ -56,8 +69,13 @@ async fn wait_until_up(child: &mut Child, url: &str) -> anyhow::Result<()> {
             bail!("it ended at once: {status}");
         }
         if let Ok(mut connection) = client.get_multiplexed_async_connection().await {
-            let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
-            let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")?.trim().parse::<u32>().ok());
+            let info: String = redis::cmd("INFO")
+                .arg("server")
+                .query_async(&mut connection)
+                .await?;
+            let pid = info
+                .lines()
+                .find_map(|line| line.strip_prefix("process_id:")?.trim().parse::<u32>().ok());
             anyhow::ensure!(pid == child.id(), "another server has taken the port");
             return Ok(());
         }

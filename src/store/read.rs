@@ -174,7 +174,7 @@ fn order_view(row: &PgRow) -> Result<OrderView, Error> {
             .ok_or_else(|| Error::Unexpected(format!("unknown status {status}")))?,
         failure_reason: row
             .try_get::<Option<&str>, _>("failure_reason")?
-            .and_then(FailureReason::from_str),
+            .and_then(FailureReason::from_name),
         attempt: row.try_get("attempt")?,
         late_refund: row
             .try_get::<Option<bool>, _>("refunded")?

@@ -12,6 +12,9 @@ use crate::domain::{
 use crate::metrics::Pool;
 use crate::provider::Reference;
 
+/// When a provider that has confirmed a void is asked once more: longer than a charge under way takes.
+const VERIFY_VOID_AFTER_MS: i64 = 5_000;
+
 /// A wish to move an order on. It names the status that it expects, and the fence where the caller holds a claim.
 #[derive(Debug, Clone)]
 pub struct Change {
@@ -89,7 +92,7 @@ impl Moved<'_> {
 impl Store {
     /// Applies a batch of changes to distinct orders: each is applied, or answered with what the order is instead.
     ///
-    /// A change that the database refuses for itself is found by halving and answered as an error; the others commit.
+    /// When the database refuses one of them for itself, none is applied; a smaller batch finds the culprit.
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`]: whether the batch was applied must be found out by looking at the orders.
@@ -316,17 +319,23 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
 
     let later: Vec<_> = moved
         .iter()
-        .filter(|m| m.has(Effect::ResolvePaymentLater))
+        .filter(|m| m.has(Effect::ResolvePaymentLater) || m.has(Effect::VerifyVoidLater))
         .collect();
     if !later.is_empty() {
         sqlx::query(
-            "INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
-             SELECT t.order_id, t.sale_id, t.attempt, 'RESOLVE'
-             FROM unnest($1::uuid[], $2::uuid[], $3::int[]) AS t (order_id, sale_id, attempt)",
+            "INSERT INTO provider_tasks (order_id, sale_id, attempt, kind, due_at)
+             SELECT t.order_id, t.sale_id, t.attempt, 'RESOLVE', clock_timestamp() + t.after_ms * interval '1 millisecond'
+             FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[]) AS t (order_id, sale_id, attempt, after_ms)",
         )
         .bind(ids(&later))
         .bind(sales(&later))
         .bind(attempts(&later))
+        .bind(
+            later
+                .iter()
+                .map(|m| if m.has(Effect::VerifyVoidLater) { VERIFY_VOID_AFTER_MS } else { 0 })
+                .collect::<Vec<_>>(),
+        )
         .execute(&mut **tx)
         .await?;
     }

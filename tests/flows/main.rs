@@ -1,0 +1,10 @@
+//! Whole flows through the real program, on real PostgreSQL and Redis, over HTTP. Tests named after a number stand for a case
+//! from docs/cases.md.
+
+mod crashes;
+mod payments;
+mod requests;
+mod startup;
+mod stock;
+mod support;
+mod walls;
