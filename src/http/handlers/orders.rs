@@ -71,18 +71,17 @@ async fn read<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Result<Purcha
 }
 
 fn quantity(body: &[u8]) -> Result<i32, Problem> {
-    match serde_json::from_slice(body) {
-        Ok(OrderBody {
-            quantity: quantity @ 1..=MAX_UNITS,
-        }) => Ok(quantity),
-        // Something is wrong: the slow way says what.
-        _ => {
-            let mut form = Form::parse(body)?;
-            let quantity = form.whole("quantity", 1..=i64::from(MAX_UNITS));
-            form.finish()?;
-            quantity.ok_or(Problem::Internal)
-        }
+    if let Ok(OrderBody {
+        quantity: quantity @ 1..=MAX_UNITS,
+    }) = serde_json::from_slice(body)
+    {
+        return Ok(quantity);
     }
+    // Something is wrong: the slow way says what.
+    let mut form = Form::parse(body)?;
+    let quantity = form.whole("quantity", 1..=i64::from(MAX_UNITS));
+    form.finish()?;
+    quantity.ok_or(Problem::Internal)
 }
 
 /// `GET /v1/orders/{id}`
