@@ -19,11 +19,11 @@ static ADDRESS: LazyLock<SocketAddr> = LazyLock::new(|| {
             .build()
             .unwrap();
         runtime.block_on(async move {
-            let short = Duration::from_millis(50);
+            let short = Duration::from_millis(300);
             let settings = Settings {
                 header_read_timeout: short,
                 body_read_timeout: short,
-                connection_idle_timeout: short,
+                connection_idle_timeout: short / 15,
                 max_body_bytes: 512,
                 ..roomy()
             };

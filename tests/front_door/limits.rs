@@ -8,7 +8,8 @@ use tokio::sync::Semaphore;
 
 use crate::support::*;
 
-const SHORT: Duration = Duration::from_millis(100);
+/// Short enough to be waited for, long enough for a busy machine to do something in it.
+const SHORT: Duration = Duration::from_millis(300);
 
 #[tokio::test]
 async fn heads_that_are_too_large_get_431() {
