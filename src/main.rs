@@ -36,7 +36,7 @@ enum Command {
     },
     /// Run a payment provider for demonstrations and tests, with a book of its own.
     MockProvider(mock_provider::Args),
-    /// Run private PostgreSQL, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
+    /// Run private `PostgreSQL`, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
     Services(services::Args),
 }
 
@@ -117,8 +117,9 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 }
 
 fn log_to_stderr(log: &config::Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.filter)
-        .map_err(|error| anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`"))?;
+    let filter = EnvFilter::try_new(&log.filter).map_err(|error| {
+        anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`")
+    })?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

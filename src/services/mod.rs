@@ -1,4 +1,4 @@
-//! Private PostgreSQL, Redis and mock provider: real servers in a temporary directory, on free ports, for the demo, the tests and
+//! Private `PostgreSQL`, Redis and mock provider: real servers in a temporary directory, on free ports, for the demo, the tests and
 //! the stress harness.
 //!
 //! They belong to a keeper, a process of its own (`fluxbuy services`), which holds them as children and is held itself by a pipe:
@@ -23,7 +23,7 @@ use tokio::process::{Child, ChildStdin, Command};
 pub use keeper::run;
 
 /// How long the servers may take to be up.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long they may take to be gone.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// A migrated database, to be copied.
@@ -86,7 +86,7 @@ pub struct Addresses {
     pub provider_url: Option<String>,
     /// What belongs to them; removed at the end.
     pub directory: PathBuf,
-    /// Process of the PostgreSQL server.
+    /// Process of the `PostgreSQL` server.
     pub postgres_pid: u32,
     /// Process of Redis.
     pub redis_pid: u32,

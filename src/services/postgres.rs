@@ -1,4 +1,4 @@
-//! A private PostgreSQL server at default durability.
+//! A private `PostgreSQL` server at default durability.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +21,9 @@ const ENGINE: &str = "fluxbuy_engine";
 const DATABASE: &str = "fluxbuy";
 /// How long a server may take to answer.
 const UP_WITHIN: Duration = Duration::from_secs(30);
+
+/// Ports that are tried.
+const TRIES: usize = 5;
 
 /// A running server.
 pub(super) struct Postgres {
@@ -69,7 +72,6 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
         );
     }
 
-    const TRIES: usize = 5;
     let log = directory.join("postgres.log");
     let mut last = String::new();
     for _ in 0..TRIES {
@@ -154,7 +156,7 @@ async fn wait_until_up(child: &mut Child, url: &str, data: &Path) -> anyhow::Res
     }
 }
 
-/// PostgreSQL refuses to run as root: then somebody else's name is used.
+/// `PostgreSQL` refuses to run as root: then somebody else's name is used.
 fn unprivileged() -> anyhow::Result<Option<(Uid, Gid)>> {
     if !geteuid().is_root() {
         return Ok(None);

@@ -20,7 +20,7 @@ pub use messages::Swept;
 pub use registry::Orders;
 
 use logic::Logic;
-use messages::{Cancel, Charge, ChargeEnded, Sweep};
+use messages::{Cancel, Charge, ChargeEnded, Rest, Sweep};
 
 use crate::actors::transition_writer::WriteError;
 use crate::store::Outcome;
@@ -43,9 +43,21 @@ impl Actor for OrderActor {
 }
 
 impl OrderActor {
-    /// Nothing is under way any more. What is still in the mailbox is refused, and asked of a fresh actor.
+    /// Something has ended. Once the mailbox is empty and nothing is under way, the actor stops.
     fn rest(&mut self, ctx: &mut Context<Self>) {
         if !self.charging {
+            ctx.notify(Rest);
+        }
+    }
+}
+
+impl Handler<Rest> for OrderActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Rest, ctx: &mut Self::Context) {
+        if !self.charging {
+            // First nobody finds it any more: whoever asks from now on asks a fresh actor.
+            self.orders.forget(self.logic.order, self.generation);
             ctx.stop();
         }
     }

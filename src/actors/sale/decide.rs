@@ -331,10 +331,8 @@ impl Decider {
 
         if epoch != Epoch::Raise && !unwanted.is_empty() {
             self.give_back(&unwanted).await;
-            if cut {
-                if let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds).await {
-                    tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
-                }
+            if cut && let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds).await {
+                tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
             }
         }
         Vec::new()
