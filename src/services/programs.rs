@@ -66,7 +66,8 @@ pub(super) fn server(program: &Path, stop_signal: &str) -> Command {
         }
         None => Command::new(program),
     };
-    command.stdin(Stdio::null()).process_group(0);
+    // A group of its own: a Ctrl-C at the terminal is for its keeper, who needs it until the end.
+    command.stdin(Stdio::null()).process_group(0).kill_on_drop(true);
     command
 }
 
