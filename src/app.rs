@@ -29,7 +29,7 @@ use crate::actors::transition_writer::TransitionWriter;
 use crate::config::{Config, ProviderKind};
 use crate::gate::{self, Gate};
 use crate::http;
-use crate::metrics;
+use crate::metrics::{self, Exporter};
 use crate::provider::PaymentProvider;
 use crate::provider::metered::Metered;
 use crate::provider::mock::MockProvider;
@@ -58,7 +58,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 
 async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let runtime = shared.handle().clone();
-    let exporter = metrics::install().context("metrics could not be installed")?;
+    let exporter = metrics::install();
     let store = Store::new(&config.postgres)?;
     wait_for_postgres(&store).await?;
     let gate = Gate::new(&gate::Settings {
@@ -84,7 +84,7 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
 
     let arbiter = |shared: Arc<Runtime>| Arbiter::with_tokio_rt(move || shared);
     let arbiters = Arbiters { sales: arbiter(shared.clone()), orders: arbiter(shared) };
-    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime);
+    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime, exporter.clone());
 
     // Bound and ready: whoever waits for this line may connect.
     println!("fluxbuy ready at http://{}", reachable(address));
@@ -119,6 +119,7 @@ impl Engine {
         provider: Arc<dyn PaymentProvider>,
         arbiters: &Arbiters,
         runtime: &Handle,
+        exporter: Exporter,
     ) -> Self {
         let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
         let provider_breaker = Arc::new(Breaker::new(
@@ -205,6 +206,7 @@ impl Engine {
             sales: sales.clone(),
             store_breaker,
             provider_breaker,
+            exporter,
         };
         runtime.spawn(watch.run());
         let desk =
@@ -234,6 +236,7 @@ struct Watch {
     sales: Sales,
     store_breaker: Arc<Breaker>,
     provider_breaker: Arc<Breaker>,
+    exporter: Exporter,
 }
 
 impl Watch {
@@ -242,6 +245,7 @@ impl Watch {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
+            self.exporter.run_upkeep();
             let (postgres, redis) = futures_util::future::join(self.store.ping(), self.gate.ping()).await;
             self.probes.postgres_up.store(postgres.is_ok(), Ordering::Relaxed);
             let redis_was_up = self.probes.redis_up.swap(redis.is_ok(), Ordering::Relaxed);

@@ -2,9 +2,11 @@
 //! don't get. See README.md for what it does and docs/ARCHITECTURE.md for where.
 
 pub mod actors;
+pub mod app;
 pub mod config;
 pub mod domain;
 pub mod gate;
+pub mod http;
 pub mod metrics;
 pub mod mock_provider;
 pub mod provider;

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use fluxbuy::config::{self, Config, LogFormat, Need};
 use fluxbuy::domain::OrderId;
 use fluxbuy::store::{Store, migrate};
-use fluxbuy::{mock_provider, services};
+use fluxbuy::{app, mock_provider, services};
 use tracing_subscriber::EnvFilter;
 
 /// A flash-sale engine: stock is never oversold, no unit is ever lost, and no buyer pays for a unit they don't get.
@@ -79,10 +79,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Serve(configured) => {
-            configured.load(Need::Serve)?;
-            Ok(())
-        }
+        Command::Serve(configured) => app::serve(configured.load(Need::Serve)?),
         Command::Migrate(configured) => {
             let config = configured.load(Need::Migrate)?;
             block_on(async move { Ok(migrate::migrate(config.postgres.owner_url().as_str()).await?) })
@@ -120,9 +117,8 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 }
 
 fn log_to_stderr(log: &config::Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.filter).map_err(|error| {
-        anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`")
-    })?;
+    let filter = EnvFilter::try_new(&log.filter)
+        .map_err(|error| anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`"))?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

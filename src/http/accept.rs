@@ -1,0 +1,145 @@
+//! Taking connections in, and letting them end.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::door::Door;
+use super::{FrontDesk, Settings, connection};
+
+/// Pauses after an accept that failed for want of something (mostly file descriptors): doubled up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How a stop went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Requests that were under way when it began.
+    pub under_way: usize,
+    /// Of them, those that had no answer at the deadline; their connections were closed.
+    pub cut: usize,
+    /// Purchases and the like that the engine was still working on at the deadline, their clients gone or cut. The
+    /// engine decides them, or the database has; the idempotency key finds them.
+    pub unfinished: usize,
+}
+
+/// Where connections come from. A trait only so that a test can run out of file descriptors.
+trait Accept {
+    async fn accept(&mut self) -> io::Result<TcpStream>;
+}
+
+impl Accept for TcpListener {
+    async fn accept(&mut self) -> io::Result<TcpStream> {
+        TcpListener::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
+/// Serves connections from `listener` until `shutdown` resolves, then drains: no new connection is taken, requests
+/// under way are answered and their connections closed, at most for [`Settings::drain_timeout`].
+///
+/// `render` gives the metrics in Prometheus' text format.
+pub async fn serve<D, R>(
+    listener: TcpListener,
+    desk: D,
+    settings: impl Into<Settings>,
+    render: R,
+    shutdown: impl Future<Output = ()>,
+) -> DrainReport
+where
+    D: FrontDesk,
+    R: Fn() -> String + Send + Sync + 'static,
+{
+    let door = Arc::new(Door::new(desk, settings.into(), Box::new(render)));
+    let connections = accept_until(listener, &door, shutdown).await;
+    drain(connections, &door).await
+}
+
+async fn accept_until<D: FrontDesk>(
+    mut listener: impl Accept,
+    door: &Arc<Door<D>>,
+    shutdown: impl Future<Output = ()>,
+) -> JoinSet<()> {
+    let max_connections = door.settings.max_connections;
+    let mut connections = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    let mut failures: u32 = 0;
+    let mut not_before: Option<Instant> = None;
+    loop {
+        let is_full = connections.len() >= max_connections;
+        let accept = async {
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
+            listener.accept().await
+        };
+        tokio::select! {
+            biased;
+            () = &mut shutdown => return connections,
+            Some(ended) = connections.join_next() => note(ended),
+            // At the limit nothing is accepted: the next ones wait in the kernel's queue.
+            accepted = accept, if !is_full => match accepted {
+                Ok(stream) => {
+                    (failures, not_before) = (0, None);
+                    connections.spawn(connection::serve(stream, door.clone()));
+                    if connections.len() == max_connections {
+                        tracing::warn!(max_connections, "as many connections as allowed are open; new ones wait");
+                    }
+                }
+                Err(error) if is_of_one_connection(&error) => {
+                    tracing::debug!(%error, "a connection was gone before it was taken");
+                }
+                Err(error) => {
+                    let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LAST_PAUSE);
+                    failures = failures.saturating_add(1);
+                    not_before = Some(Instant::now() + pause);
+                    tracing::warn!(%error, failures, ?pause, open = connections.len(), "no connection can be taken");
+                }
+            },
+        }
+    }
+}
+
+async fn drain<D: FrontDesk>(mut connections: JoinSet<()>, door: &Door<D>) -> DrainReport {
+    let deadline = Instant::now() + door.settings.drain_timeout;
+    let under_way = door.under_way();
+    tracing::info!(under_way, connections = connections.len(), "draining");
+    door.draining.cancel();
+    let all_ended = async {
+        while let Some(ended) = connections.join_next().await {
+            note(ended);
+        }
+    };
+    timeout_at(deadline, all_ended).await.ok();
+    let cut = door.under_way();
+    connections.shutdown().await;
+
+    door.shielded.close();
+    timeout_at(deadline, door.shielded.wait()).await.ok();
+    DrainReport {
+        under_way,
+        cut,
+        unfinished: door.shielded.len(),
+    }
+}
+
+fn note(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection panicked");
+    }
+}
+
+/// Errors of `accept` that say nothing about the next one.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(
+        error.kind(),
+        K::ConnectionAborted | K::ConnectionReset | K::ConnectionRefused | K::Interrupted
+    )
+}

@@ -1,0 +1,77 @@
+//! What the front door asks of the engine.
+
+use crate::actors::Desk;
+use crate::actors::desk::{CancelError, DeskError, Health};
+use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
+
+/// The desk behind the front door. A trait only so that the door can be tested without an engine behind it.
+///
+/// Futures of what changes something are never dropped half-way by the front door, whatever the client does.
+pub trait FrontDesk: Send + Sync + 'static {
+    /// Asks a sale for units. Answered once the order is durable, or refused.
+    fn purchase(&self, purchase: Purchase) -> impl Future<Output = Result<Accepted, Refusal>> + Send;
+
+    /// Lists a sale.
+    fn list_sale(&self, terms: NewSale) -> impl Future<Output = Result<SaleView, DeskError>> + Send;
+
+    /// One sale.
+    fn sale(&self, id: SaleId) -> impl Future<Output = Result<SaleView, DeskError>> + Send;
+
+    /// Sales in the order in which they were listed, `limit` of them after `after`.
+    fn sales(
+        &self,
+        after: Option<SaleId>,
+        limit: u16,
+    ) -> impl Future<Output = Result<Vec<SaleView>, DeskError>> + Send;
+
+    /// One order of this buyer.
+    fn order(&self, id: OrderId, buyer: &Buyer) -> impl Future<Output = Result<OrderView, DeskError>> + Send;
+
+    /// Cancels an order of this buyer while it is PENDING.
+    fn cancel(
+        &self,
+        id: OrderId,
+        buyer: &Buyer,
+    ) -> impl Future<Output = Result<OrderView, CancelError>> + Send;
+
+    /// What the engine's last probes found.
+    fn health(&self) -> Health;
+}
+
+impl FrontDesk for Desk {
+    fn purchase(&self, purchase: Purchase) -> impl Future<Output = Result<Accepted, Refusal>> + Send {
+        Desk::purchase(self, purchase)
+    }
+
+    fn list_sale(&self, terms: NewSale) -> impl Future<Output = Result<SaleView, DeskError>> + Send {
+        Desk::list_sale(self, terms)
+    }
+
+    fn sale(&self, id: SaleId) -> impl Future<Output = Result<SaleView, DeskError>> + Send {
+        Desk::sale(self, id)
+    }
+
+    fn sales(
+        &self,
+        after: Option<SaleId>,
+        limit: u16,
+    ) -> impl Future<Output = Result<Vec<SaleView>, DeskError>> + Send {
+        Desk::sales(self, after, limit)
+    }
+
+    fn order(&self, id: OrderId, buyer: &Buyer) -> impl Future<Output = Result<OrderView, DeskError>> + Send {
+        Desk::order(self, id, buyer)
+    }
+
+    fn cancel(
+        &self,
+        id: OrderId,
+        buyer: &Buyer,
+    ) -> impl Future<Output = Result<OrderView, CancelError>> + Send {
+        Desk::cancel(self, id, buyer)
+    }
+
+    fn health(&self) -> Health {
+        Desk::health(self)
+    }
+}

@@ -1,0 +1,193 @@
+//! Purchases, and what becomes of them.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use serde::Deserialize;
+
+use super::Answer;
+use crate::domain::{IdempotencyDigest, OrderId, OrderStatus, Purchase, SaleId};
+use crate::http::door::{Call, Lost};
+use crate::http::form::Form;
+use crate::http::problem::Problem;
+use crate::http::{FrontDesk, answer, extract};
+use crate::metrics::{self, Outcome};
+
+/// The largest quantity of a sale, hence of an order of any sale. What this one allows is checked at the sale.
+const MAX_UNITS: i32 = 10_000_000;
+
+/// The body of a purchase.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OrderBody {
+    quantity: i32,
+}
+
+/// `POST /v1/sales/{id}/orders`
+pub(super) async fn place<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Answer {
+    let purchase = match read(call, body).await {
+        Ok(purchase) => purchase,
+        Err(problem) => {
+            // What gets through to the desk is counted there.
+            metrics::purchases(Outcome::Invalid);
+            return Err(problem);
+        }
+    };
+    let door = Arc::clone(call.door);
+    match call
+        .shielded(async move { door.desk.purchase(purchase).await })
+        .await
+    {
+        Ok(Ok(accepted)) => {
+            tracing::debug!(order_id = %accepted.order, replayed = accepted.replayed, "accepted");
+            Ok(answer::accepted(&accepted))
+        }
+        Ok(Err(refusal)) => Err(refusal.into()),
+        // The desk goes on, and counts the purchase as what it becomes.
+        Err(Lost::TimedOut) => Err(Problem::OUTCOME_UNKNOWN),
+        Err(Lost::Panicked) => {
+            metrics::purchases(Outcome::OutcomeUnknown);
+            Err(Problem::OUTCOME_UNKNOWN)
+        }
+    }
+}
+
+/// Everything is checked before anything is used up: neither the key nor a unit is touched by what is refused here.
+async fn read<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Result<Purchase, Problem> {
+    let headers = &call.parts.headers;
+    let sale = extract::uuid(call.path_id)
+        .map(SaleId)
+        .ok_or(Problem::SaleNotFound)?;
+    let buyer = extract::buyer(headers)?;
+    let key = extract::idempotency_key(headers)?;
+    let digest = IdempotencyDigest::of(&buyer, key);
+    let quantity = quantity(&call.json_body(body).await?)?;
+    Ok(Purchase {
+        sale,
+        buyer,
+        digest,
+        quantity,
+    })
+}
+
+fn quantity(body: &[u8]) -> Result<i32, Problem> {
+    match serde_json::from_slice(body) {
+        Ok(OrderBody {
+            quantity: quantity @ 1..=MAX_UNITS,
+        }) => Ok(quantity),
+        // Something is wrong: the slow way says what.
+        _ => {
+            let mut form = Form::parse(body)?;
+            let quantity = form.whole("quantity", 1..=i64::from(MAX_UNITS));
+            form.finish()?;
+            quantity.ok_or(Problem::Internal)
+        }
+    }
+}
+
+/// `GET /v1/orders/{id}`
+pub(super) async fn show<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
+    let buyer = extract::buyer(&call.parts.headers)?;
+    let id = order_id(call)?;
+    let view = call
+        .ask(call.door.desk.order(id, &buyer))
+        .await?
+        .map_err(|e| Problem::about_order(&e))?;
+    if view.status == OrderStatus::Rejected {
+        // Such a row only occupies the id; the order never was.
+        return Err(Problem::OrderNotFound);
+    }
+    Ok(answer::order(&view))
+}
+
+/// `POST /v1/orders/{id}/cancel`
+pub(super) async fn cancel<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
+    let buyer = extract::buyer(&call.parts.headers)?;
+    let id = order_id(call)?;
+    let door = Arc::clone(call.door);
+    match call
+        .shielded(async move { door.desk.cancel(id, &buyer).await })
+        .await
+    {
+        Ok(cancelled) => Ok(answer::order(&cancelled?)),
+        Err(_) => Err(Problem::OUTCOME_UNKNOWN),
+    }
+}
+
+fn order_id<D: FrontDesk>(call: &Call<'_, D>) -> Result<OrderId, Problem> {
+    extract::uuid(call.path_id)
+        .map(OrderId)
+        .ok_or(Problem::OrderNotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn s6_a_quantity_is_a_whole_number_of_units() {
+        let allowed = "a whole number from 1 to 10000000";
+        for wrong in [
+            r#""1""#,
+            "1.5",
+            "1.0",
+            "1e0",
+            "-5",
+            "0",
+            "2147483648",
+            "10000001",
+            "null",
+            "true",
+            "[1]",
+            "{}",
+            "99999999999999999999",
+        ] {
+            let body = format!(r#"{{"quantity":{wrong}}}"#);
+            assert_eq!(
+                quantity(body.as_bytes()),
+                Err(Problem::field("quantity", allowed)),
+                "{wrong}"
+            );
+        }
+        assert_eq!(quantity(b"{}"), Err(Problem::field("quantity", allowed)));
+        assert_eq!(
+            quantity(b"{\"quantity\":1,\"quantity\":1}"),
+            Err(Problem::field("quantity", "once"))
+        );
+        let unknown = Problem::field("price", "no such field; there are quantity");
+        assert_eq!(quantity(b"{\"quantity\":1,\"price\":1}"), Err(unknown));
+        assert_eq!(quantity(b""), Err(Problem::field("body", "a JSON object")));
+        assert_eq!(quantity(b"{\"quantity\":1}"), Ok(1));
+        assert_eq!(quantity(b" { \"quantity\" : 10000000 } "), Ok(10_000_000));
+    }
+
+    proptest! {
+        /// The quick way and the slow way agree: no body is good for one of them only.
+        #[test]
+        fn what_is_refused_is_refused_with_a_reason(body in any_body()) {
+            match quantity(body.as_bytes()) {
+                Ok(units) => prop_assert!((1..=MAX_UNITS).contains(&units)),
+                Err(problem) => prop_assert!(matches!(problem, Problem::InvalidField(errors) if !errors.is_empty()), "{body}"),
+            }
+        }
+    }
+
+    fn any_body() -> impl Strategy<Value = String> {
+        let value = prop_oneof![
+            any::<i64>().prop_map(|n| n.to_string()),
+            (-2_i64..5).prop_map(|n| n.to_string()),
+            any::<f64>().prop_map(|n| n.to_string()),
+            Just("null".to_owned()),
+            Just("[1]".to_owned()),
+            "[ -~]{0,6}",
+        ];
+        let field = (prop_oneof![Just("quantity".to_owned()), "[a-z]{0,3}"], value)
+            .prop_map(|(name, value)| format!("\"{name}\":{value}"));
+        prop_oneof![
+            prop::collection::vec(field, 0..3).prop_map(|fields| format!("{{{}}}", fields.join(","))),
+            ".{0,20}",
+        ]
+    }
+}
