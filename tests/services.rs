@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 /// How long anything may take. Generous: it only bounds a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 fn fluxbuy() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_fluxbuy"))

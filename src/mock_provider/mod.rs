@@ -244,10 +244,8 @@ impl Provider {
             Mode::StoredError => {
                 self.lock().stored_errors.insert(reference.to_owned());
             }
-            Mode::ErrorAfterCharge => {
-                if self.lock().told_error.insert(reference.to_owned()) {
-                    return Ok(error(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong"));
-                }
+            Mode::ErrorAfterCharge if self.lock().told_error.insert(reference.to_owned()) => {
+                return Ok(error(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong"));
             }
             _ => {}
         }

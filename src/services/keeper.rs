@@ -147,17 +147,15 @@ async fn provider(args: &Args, folder: &Path) -> anyhow::Result<(Child, String)>
     let line = tokio::time::timeout(PROVIDER_UP_WITHIN, lines.next_line())
         .await
         .context("the mock provider did not come up in time")??;
-    match line
+    let url = line
         .as_deref()
-        .and_then(|line| line.strip_prefix("mock provider ready at "))
-    {
-        Some(url) => Ok((child, url.to_owned())),
-        None => {
-            child.kill().await.ok();
-            bail!(
-                "the mock provider did not come up: {}",
-                std::fs::read_to_string(&log).unwrap_or_default()
-            )
-        }
-    }
+        .and_then(|line| line.strip_prefix("mock provider ready at "));
+    let Some(url) = url else {
+        child.kill().await.ok();
+        bail!(
+            "the mock provider did not come up: {}",
+            std::fs::read_to_string(&log).unwrap_or_default()
+        )
+    };
+    Ok((child, url.to_owned()))
 }

@@ -21,9 +21,10 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
 pub use keeper::run;
+pub(crate) use programs::server;
 
 /// How long the servers may take to be up.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long they may take to be gone.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// A migrated database, to be copied.

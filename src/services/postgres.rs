@@ -21,6 +21,8 @@ const ENGINE: &str = "fluxbuy_engine";
 const DATABASE: &str = "fluxbuy";
 /// How long a server may take to answer.
 const UP_WITHIN: Duration = Duration::from_secs(30);
+/// Ports that are tried.
+const TRIES: usize = 5;
 /// How long connecting to it may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
@@ -72,7 +74,6 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
         );
     }
 
-    const TRIES: usize = 5;
     let log = directory.join("postgres.log");
     let mut last = String::new();
     for _ in 0..TRIES {
