@@ -4,6 +4,7 @@
 pub mod actors;
 pub mod app;
 pub mod config;
+pub mod demo;
 pub mod domain;
 pub mod gate;
 pub mod http;

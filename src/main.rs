@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use fluxbuy::config::{self, Config, LogFormat, Need};
 use fluxbuy::domain::OrderId;
 use fluxbuy::store::{Store, migrate};
-use fluxbuy::{app, mock_provider, services};
+use fluxbuy::{app, demo, mock_provider, services};
 use tracing_subscriber::EnvFilter;
 
 /// A flash-sale engine: stock is never oversold, no unit is ever lost, and no buyer pays for a unit they don't get.
@@ -34,6 +34,8 @@ enum Command {
         #[command(subcommand)]
         action: DeadLetters,
     },
+    /// Sell 900 units to 900 buyers at once, on private servers, and audit every unit and every cent.
+    Demo(demo::Args),
     /// Run a payment provider for demonstrations and tests, with a book of its own.
     MockProvider(mock_provider::Args),
     /// Run private `PostgreSQL`, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
@@ -89,6 +91,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             let config = configured.load(Need::Database)?;
             block_on(dead_letters(config, action))
         }
+        Command::Demo(args) => block_on(demo::run(args)),
         Command::MockProvider(args) => block_on(mock_provider::run(args)),
         Command::Services(args) => block_on(services::run(args)),
     }

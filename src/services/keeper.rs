@@ -1,12 +1,13 @@
 //! The keeper: `fluxbuy services`.
 
 use std::fs::Permissions;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -18,6 +19,8 @@ use super::{Addresses, Args, postgres, programs, redis};
 
 /// How long a server may take to stop before it is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// How long the mock provider may take to say where it is.
+const PROVIDER_UP_WITHIN: Duration = Duration::from_secs(15);
 
 /// Starts the servers, prints one line of JSON, stays until standard input closes or a signal comes, and takes all away again.
 ///
@@ -26,42 +29,55 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let directory = tempfile::Builder::new().prefix("fluxbuy-").tempdir()?;
+    let directory = tempfile::Builder::new()
+        .prefix("fluxbuy-")
+        .tempdir_in(postgres::enterable_folder())?;
     // The database's unprivileged user has to get through.
     std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
 
     let mut servers = Servers::default();
-    let started = tokio::select! {
-        started = servers.start(&args, &directory) => started.map(Some),
-        _ = terminate.recv() => Ok(None),
-        _ = interrupt.recv() => Ok(None),
-    };
-    let result = match started {
-        Ok(Some(addresses)) => {
-            println!("{}", serde_json::to_string(&addresses)?);
-            let mut stdin = tokio::io::stdin();
-            let mut ignored = [0; 256];
-            loop {
+    // Not cut short by a signal or a closed pipe, which both stay to be seen afterwards: what has been started halfway could not be
+    // stopped in an orderly way, and each step has its own limit in time.
+    let result = match servers.start(&args, &directory).await {
+        Ok(addresses) => {
+            if announce(&addresses).is_ok() {
                 tokio::select! {
-                    read = stdin.read(&mut ignored) => if matches!(read, Ok(0) | Err(_)) { break },
-                    _ = terminate.recv() => break,
-                    _ = interrupt.recv() => break,
+                    () = leash_ends() => {}
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
                 }
             }
             Ok(())
         }
-        Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
     servers.stop().await;
-    directory
+    let removed = directory
         .close()
-        .context("the private services' directory could not be removed")?;
-    // A thread of the runtime may still be reading standard input, which would keep it from ending.
-    match result {
-        Ok(()) => std::process::exit(0),
-        Err(error) => Err(error),
+        .context("the private services' directory could not be removed");
+    if let Err(error) = result.and(removed) {
+        eprintln!("fluxbuy: {error:#}");
+        std::process::exit(1);
     }
+    // A thread of the runtime may still be reading standard input, which would keep it from ending.
+    std::process::exit(0);
+}
+
+/// Waits until standard input closes: its other end is held by the owner, and the kernel lets go of it however the owner ends.
+async fn leash_ends() {
+    let mut stdin = tokio::io::stdin();
+    let mut ignored = [0; 256];
+    while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
+}
+
+/// Tells the owner where the servers are.
+///
+/// # Errors
+/// When it is no longer there.
+fn announce(addresses: &Addresses) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{}", serde_json::to_string(addresses)?)?;
+    Ok(stdout.flush()?)
 }
 
 #[derive(Default)]
@@ -112,6 +128,7 @@ impl Servers {
 }
 
 async fn provider(args: &Args, folder: &Path) -> anyhow::Result<(Child, String)> {
+    let log = folder.join("provider.log");
     let ourselves = std::env::current_exe().context("the program's own file is unknown")?;
     let mut child = programs::server(&ourselves, "SIGTERM")
         .args([
@@ -123,14 +140,22 @@ async fn provider(args: &Args, folder: &Path) -> anyhow::Result<(Child, String)>
         .args(["--decline-percent", &args.provider_decline_percent.to_string()])
         .args(["--seed", &args.provider_seed.to_string()])
         .stdout(Stdio::piped())
-        .stderr(std::fs::File::create(folder.join("provider.log"))?)
+        .stderr(std::fs::File::create(&log)?)
         .spawn()?;
     let stdout = child.stdout.take().context("the mock provider has no output")?;
-    let line = BufReader::new(stdout).lines().next_line().await?;
+    let mut lines = BufReader::new(stdout).lines();
+    let line = tokio::time::timeout(PROVIDER_UP_WITHIN, lines.next_line())
+        .await
+        .context("the mock provider did not come up in time")??;
     let url = line
         .as_deref()
-        .and_then(|line| line.strip_prefix("mock provider ready at "))
-        .with_context(|| format!("the mock provider said {line:?}"))?
-        .to_owned();
-    Ok((child, url))
+        .and_then(|line| line.strip_prefix("mock provider ready at "));
+    let Some(url) = url else {
+        child.kill().await.ok();
+        bail!(
+            "the mock provider did not come up: {}",
+            std::fs::read_to_string(&log).unwrap_or_default()
+        )
+    };
+    Ok((child, url.to_owned()))
 }

@@ -21,6 +21,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
 pub use keeper::run;
+pub(crate) use programs::server;
 
 /// How long the servers may take to be up.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, default_value_t = 4000)]
     pub provider_latency_max_ms: u64,
     /// Share of charges that are declined there.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub provider_decline_percent: u8,
     /// Chooses which.
     #[arg(long, default_value_t = 1)]

@@ -1,8 +1,8 @@
-//! A private `PostgreSQL` server at default durability.
+//! A private PostgreSQL server at default durability.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -21,9 +21,10 @@ const ENGINE: &str = "fluxbuy_engine";
 const DATABASE: &str = "fluxbuy";
 /// How long a server may take to answer.
 const UP_WITHIN: Duration = Duration::from_secs(30);
-
 /// Ports that are tried.
 const TRIES: usize = 5;
+/// How long connecting to it may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
 /// A running server.
 pub(super) struct Postgres {
@@ -61,7 +62,8 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
             "C",
             "--no-sync",
         ])
-        .current_dir("/");
+        .current_dir("/")
+        .kill_on_drop(true);
     run_as(&mut initdb, user);
     let output = initdb.output().await.context("initdb could not be started")?;
     if !output.status.success() {
@@ -144,7 +146,9 @@ async fn wait_until_up(child: &mut Child, url: &str, data: &Path) -> anyhow::Res
         if let Some(status) = child.try_wait()? {
             bail!("it ended at once: {status}");
         }
-        if let Ok(mut connection) = PgConnection::connect(url).await {
+        // What listens there may be no database at all, and never answer.
+        let connecting = tokio::time::timeout(CONNECT_WITHIN, PgConnection::connect(url));
+        if let Ok(Ok(mut connection)) = connecting.await {
             let found: String = sqlx::query_scalar("SHOW data_directory")
                 .fetch_one(&mut connection)
                 .await?;
@@ -156,7 +160,23 @@ async fn wait_until_up(child: &mut Child, url: &str, data: &Path) -> anyhow::Res
     }
 }
 
-/// `PostgreSQL` refuses to run as root: then somebody else's name is used.
+/// Where the servers' directory goes: the system's folder for temporary files, unless the database's unprivileged user can't
+/// get in there (some systems give each user a private one).
+pub(super) fn enterable_folder() -> PathBuf {
+    let folder = std::env::temp_dir();
+    let for_all = |folder: &Path| {
+        folder
+            .metadata()
+            .is_ok_and(|found| found.permissions().mode() & 0o001 != 0)
+    };
+    if !geteuid().is_root() || folder.ancestors().all(for_all) {
+        folder
+    } else {
+        PathBuf::from("/tmp")
+    }
+}
+
+/// PostgreSQL refuses to run as root: then somebody else's name is used.
 fn unprivileged() -> anyhow::Result<Option<(Uid, Gid)>> {
     if !geteuid().is_root() {
         return Ok(None);

@@ -56,8 +56,11 @@ fn path_folders() -> impl Iterator<Item = PathBuf> {
     std::env::split_paths(&path).collect::<Vec<_>>().into_iter()
 }
 
-/// A command for a server. Where the system has `setpriv` (util-linux), it is told to stop when the keeper dies without a word.
-pub(super) fn server(program: &Path, stop_signal: &str) -> Command {
+/// A command for a server that gets `stop_signal` when its keeper dies without a word, where the system has `setpriv` (util-linux).
+///
+/// The kernel watches the *thread* that starts it: start it from the program's main thread, never from a task that may run on
+/// another one.
+pub(crate) fn server(program: &Path, stop_signal: &str) -> Command {
     let mut command = match find("setpriv") {
         Some(setpriv) => {
             let mut command = Command::new(setpriv);
@@ -66,7 +69,8 @@ pub(super) fn server(program: &Path, stop_signal: &str) -> Command {
         }
         None => Command::new(program),
     };
-    command.stdin(Stdio::null()).process_group(0);
+    // A group of its own: a Ctrl-C at the terminal is for its keeper, who needs it until the end.
+    command.stdin(Stdio::null()).process_group(0).kill_on_drop(true);
     command
 }
 
