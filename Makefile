@@ -3,13 +3,6 @@
 CARGO ?= cargo
 SHELL := /bin/bash
 
-# cargo-nextest gives each test its own process and runs them side by side; plain cargo does as well.
-ifneq ($(shell $(CARGO) nextest --version 2>/dev/null),)
-RUN_TESTS = $(CARGO) nextest run --workspace --no-fail-fast
-else
-RUN_TESTS = $(CARGO) test --workspace --no-fail-fast --lib --bins --tests
-endif
-
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint deps dashboards-check
 
@@ -21,11 +14,10 @@ demo: ## A flash sale of 900 units for 900 buyers, on private servers, with its 
 	$(CARGO) build --release --locked --bin fluxbuy
 	target/release/fluxbuy demo
 
-# The programs come first: tests start them.
+# The programs come first: tests start them. Plain cargo, not a process for each test: the tests of one file share their servers.
 test: deps ## Every test, against real servers
 	$(CARGO) build --workspace --locked
-	$(RUN_TESTS)
-	$(CARGO) test --workspace --locked --doc
+	$(CARGO) test --workspace --locked --no-fail-fast
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check

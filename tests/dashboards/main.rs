@@ -2,6 +2,9 @@
 
 mod prometheus;
 mod queries;
+#[path = "../flows/support/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod support;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -124,6 +127,45 @@ async fn assert_runbooks(prometheus: &Prometheus) {
             .unwrap()
             .count()
     );
+}
+
+/// The real engine, in the middle of the race between sweeper and payment, with traffic that keeps coming.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_query_finds_its_series_at_an_engine_under_the_race() {
+    let bed = support::Setup::default()
+        .cutoff_ms(1600)
+        .set("payment.max_in_flight", 3)
+        .latency_ms(100, 100)
+        .decline_percent(30)
+        .start()
+        .await;
+    let target = bed.url().strip_prefix("http://").expect("an address").to_owned();
+    let traffic = async {
+        for round in 0.. {
+            let sale = bed.sale(60).await;
+            for buyer in 0..64 {
+                let buyer = format!("b{round}-{buyer}");
+                let reply = bed.buy(&sale, &buyer, "key", 1).await;
+                assert!([201, 409].contains(&reply.status), "{}", reply.text());
+                if reply.status == 201 {
+                    let order = reply.json()["id"].as_str().expect("an id").to_owned();
+                    bed.get_order(&order, &buyer).await;
+                }
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::select! {
+        () = traffic => unreachable!("it goes on"),
+        () = assert_every_query_finds_its_series(&target) => {}
+    }
+    let lost = bed
+        .metric(
+            "fluxbuy_claims_lost_total",
+            &["by=\"payment\"", "found=\"failed\""],
+        )
+        .await;
+    assert!(lost > 0, "there was no race");
 }
 
 /// A target that shows the engine's metrics, a little more of everything at each scrape. Returns `host:port`.
