@@ -63,8 +63,8 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     wait_for_postgres(&store).await?;
     let gate = Gate::new(&gate::Settings {
         url: config.redis.url.as_str().to_owned(),
-        response_timeout: Duration::from_millis(config.redis.response_timeout_ms),
-        connect_timeout: Duration::from_millis(config.redis.connect_timeout_ms),
+        response_timeout: config.redis.response_timeout(),
+        connect_timeout: config.redis.connect_timeout(),
     })?;
     match gate.check_policy().await {
         Ok(()) => {}
@@ -75,7 +75,7 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     }
     let provider: Arc<dyn PaymentProvider> = match config.provider.kind {
         ProviderKind::Mock => {
-            let timeout = Duration::from_millis(config.payment.charge_timeout_ms);
+            let timeout = config.payment.charge_timeout();
             Arc::new(Metered(MockProvider::new(config.provider.url.as_str(), timeout)?))
         }
     };
@@ -90,6 +90,10 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
         orders: arbiter(shared),
     };
     let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime, exporter);
+
+    for sale in engine.store.sales_on_offer().await? {
+        engine.desk.warn_of_want_of_capacity(&sale);
+    }
 
     // Bound and ready: whoever waits for this line may connect.
     println!("fluxbuy ready at http://{}", reachable(address));
@@ -136,7 +140,7 @@ impl Engine {
         let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
         let provider_breaker = Arc::new(Breaker::new(
             config.payment.breaker_failures,
-            Duration::from_millis(config.payment.breaker_open_ms),
+            config.payment.breaker_open(),
         ));
         let releaser = Releaser::start(runtime, store.clone(), gate.clone());
         let writer = TransitionWriter::start(runtime, store.clone(), releaser.clone(), store_breaker.clone());
@@ -147,7 +151,7 @@ impl Engine {
             provider_breaker: provider_breaker.clone(),
             store: store.clone(),
             tasks: tasks.clone(),
-            give_up: Duration::from_millis(config.payment.give_up_ms),
+            give_up: config.payment.give_up(),
             fail_in_doubt: config.sweeper.fail_in_doubt,
             #[cfg(feature = "test-switches")]
             claim_without_guard: config.test.claim_without_guard,
@@ -157,7 +161,7 @@ impl Engine {
             payment_supervisor::Limits {
                 max_in_flight: config.payment.max_in_flight,
                 queue_orders: config.payment.queue_orders,
-                scan_period: Duration::from_millis(config.payment.scan_period_ms),
+                scan_period: config.payment.scan_period(),
             },
             orders.clone(),
             store.clone(),
@@ -184,7 +188,7 @@ impl Engine {
         );
         releaser.tell(sales.clone());
 
-        let period = Duration::from_millis(config.sweeper.period_ms);
+        let period = config.sweeper.period();
         Sweeper::launch(
             sweeper::Parts {
                 store: store.clone(),
@@ -193,9 +197,9 @@ impl Engine {
                 reaper: Reaper::new(store.clone(), gate.clone(), sales.clone()),
                 limits: sweeper::Limits {
                     period,
-                    cutoff: Duration::from_millis(config.sweeper.cutoff_ms),
-                    reaper_period: Duration::from_millis(config.sweeper.reaper_period_ms),
-                    reaper_grace: Duration::from_millis(config.sweeper.reaper_grace_ms),
+                    cutoff: config.sweeper.cutoff(),
+                    reaper_period: config.sweeper.reaper_period(),
+                    reaper_grace: config.sweeper.reaper_grace(),
                 },
             },
             &arbiters.orders.handle(),
@@ -227,6 +231,7 @@ impl Engine {
             orders: orders.clone(),
             probes,
             runtime: runtime.clone(),
+            charges_before_cutoff: config.charges_before_cutoff(),
         };
         Self {
             desk,

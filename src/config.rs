@@ -196,6 +196,9 @@ pub struct Payment {
     /// Orders remembered as due for a charge.
     #[serde(deserialize_with = "whole")]
     pub queue_orders: usize,
+    /// See [`Payment::expected_charge`].
+    #[serde(deserialize_with = "whole")]
+    pub expected_charge_ms: u64,
     /// See [`Payment::charge_timeout`].
     #[serde(deserialize_with = "whole")]
     pub charge_timeout_ms: u64,
@@ -363,6 +366,8 @@ durations! { Redis {
     connect_timeout = connect_timeout_ms;
 } }
 durations! { Payment {
+    /// What a charge usually takes.
+    expected_charge = expected_charge_ms;
     /// After it one request to the provider has an unknown outcome.
     charge_timeout = charge_timeout_ms;
     /// After it a claim's holder leaves the order to the sweeper.
@@ -395,6 +400,12 @@ impl Postgres {
 }
 
 impl Config {
+    /// Orders that can be charged before the sweeper's cutoff, as far as concurrency and the usual time of a charge tell. Of a sale
+    /// that is larger, orders may be swept for want of capacity.
+    pub fn charges_before_cutoff(&self) -> u64 {
+        self.payment.max_in_flight as u64 * self.sweeper.cutoff_ms / self.payment.expected_charge_ms
+    }
+
     /// Reads the settings: defaults, then `file`, then what `environment` (the process's, usually) has to say.
     ///
     /// # Errors
@@ -538,6 +549,11 @@ impl Config {
             "payment.queue_orders",
             payment.queue_orders as u64,
             1..=10_000_000,
+        );
+        check.range(
+            "payment.expected_charge_ms",
+            payment.expected_charge_ms,
+            1..=600_000,
         );
         check.range(
             "payment.charge_timeout_ms",

@@ -71,6 +71,8 @@ pub struct Desk {
     pub probes: Arc<Probes>,
     /// Database work runs here, in tasks that nobody's hang-up cuts.
     pub runtime: runtime::Handle,
+    /// Orders that can be charged before they are swept; larger sales are warned of.
+    pub charges_before_cutoff: u64,
 }
 
 impl Desk {
@@ -98,6 +100,7 @@ impl Desk {
         let listed = self
             .ask(move |store| async move { store.list_sale(&terms).await })
             .await?;
+        self.warn_of_want_of_capacity(&listed);
         self.sales.know(listed.sale.clone());
         Ok(listed)
     }
@@ -143,6 +146,17 @@ impl Desk {
         match order.failure_reason {
             Some(FailureReason::Cancelled) => Ok(order),
             _ => Err(CancelError::TooLate(order.status)),
+        }
+    }
+
+    /// Says so when a sale has more units than can be charged before its orders are swept.
+    pub fn warn_of_want_of_capacity(&self, view: &SaleView) {
+        let (units, charges) = (view.stock.available, self.charges_before_cutoff);
+        if units.unsigned_abs() > charges {
+            tracing::warn!(
+                sale_id = %view.sale.id, units, charges_before_cutoff = charges,
+                "orders of this sale may be swept for want of capacity: raise payment.max_in_flight or sweeper.cutoff_ms"
+            );
         }
     }
 

@@ -97,6 +97,17 @@ impl Store {
         rows.iter().map(sale_view).collect()
     }
 
+    /// Sales that are not over, the largest first; a hundred at most.
+    pub async fn sales_on_offer(&self) -> Result<Vec<SaleView>, Error> {
+        let mut conn = self.held(Pool::Read).await?;
+        let rows = sqlx::query(sale_view_sql!(
+            "WHERE s.closes_at IS NULL OR s.closes_at > clock_timestamp() ORDER BY i.available DESC LIMIT 100"
+        ))
+        .fetch_all(&mut **conn)
+        .await?;
+        rows.iter().map(sale_view).collect()
+    }
+
     /// The stock of these sales, for the gauges.
     pub async fn stocks(&self, sales: &[SaleId]) -> Result<Vec<(SaleId, Stock)>, Error> {
         let mut conn = self.held(Pool::Read).await?;

@@ -1,5 +1,7 @@
 //! Releases that the gate has still to be told of.
 
+use std::time::Duration;
+
 use uuid::Uuid;
 
 use super::{Error, Store};
@@ -7,10 +9,10 @@ use crate::domain::{OrderId, SaleId};
 use crate::metrics::Pool;
 
 impl Store {
-    /// Releases noted longer than `older_than_ms` ago, oldest first: those that a crash or an outage left.
+    /// Releases noted longer than `min_age` ago, oldest first: those that a crash or an outage left.
     pub async fn pending_releases(
         &self,
-        older_than_ms: u64,
+        min_age: Duration,
         limit: i64,
     ) -> Result<Vec<(SaleId, OrderId)>, Error> {
         let mut conn = self.held(Pool::Read).await?;
@@ -18,7 +20,7 @@ impl Store {
             "SELECT sale_id, order_id FROM gate_releases
              WHERE created_at < clock_timestamp() - $1 * interval '1 millisecond' ORDER BY created_at LIMIT $2",
         )
-        .bind(older_than_ms as i64)
+        .bind(min_age.as_millis() as i64)
         .bind(limit)
         .fetch_all(&mut **conn)
         .await?;

@@ -159,3 +159,28 @@ async fn health_tells_what_is_away() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn o6_a_sale_that_can_not_be_charged_before_the_cutoff_is_warned_of() {
+    let mut bed = Setup::default()
+        .cutoff_ms(5000)
+        .set("payment.max_in_flight", 10)
+        .set("payment.expected_charge_ms", 500)
+        .start()
+        .await;
+    bed.sale(100).await;
+    assert!(
+        !bed.engines[0].log().contains("for want of capacity"),
+        "100 can be charged in 5 s"
+    );
+    bed.sale(101).await;
+    assert!(
+        bed.engines[0].log().contains("for want of capacity"),
+        "at its listing"
+    );
+    bed.start_engine().await;
+    assert!(
+        bed.engines[1].log().contains("for want of capacity"),
+        "and at a start"
+    );
+}

@@ -171,11 +171,7 @@ impl Parts {
         metrics::in_doubt(in_doubt.max(0) as usize, (in_doubt > 0).then_some(oldest));
 
         // Twice the period: young notes are most probably in the releaser's hands.
-        for release in self
-            .store
-            .pending_releases(period.as_millis() as u64 * 2, RELEASES)
-            .await?
-        {
+        for release in self.store.pending_releases(period * 2, RELEASES).await? {
             self.releaser.release(release);
         }
         metrics::gate_releases_pending(self.store.count_pending_releases().await?.max(0) as usize);
