@@ -68,7 +68,9 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     })?;
     match gate.check_policy().await {
         Ok(()) => {}
-        Err(error @ gate::Error::EvictingPolicy { .. }) => bail!("{error}: set `maxmemory-policy noeviction`"),
+        Err(error @ gate::Error::EvictingPolicy { .. }) => {
+            bail!("{error}: set `maxmemory-policy noeviction`")
+        }
         Err(error) => tracing::warn!(%error, "starting without redis: sales go through postgres alone"),
     }
     let provider: Arc<dyn PaymentProvider> = match config.provider.kind {
@@ -83,15 +85,25 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
 
     let arbiter = |shared: Arc<Runtime>| Arbiter::with_tokio_rt(move || shared);
-    let arbiters = Arbiters { sales: arbiter(shared.clone()), orders: arbiter(shared) };
-    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime, exporter.clone());
+    let arbiters = Arbiters {
+        sales: arbiter(shared.clone()),
+        orders: arbiter(shared),
+    };
+    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime, exporter);
 
     // Bound and ready: whoever waits for this line may connect.
     println!("fluxbuy ready at http://{}", reachable(address));
     tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "ready");
 
     let render = move || exporter.render();
-    let report = http::serve(listener, engine.desk.clone(), &config.http, render, stop_signal()?).await;
+    let report = http::serve(
+        listener,
+        engine.desk.clone(),
+        &config.http,
+        render,
+        stop_signal()?,
+    )
+    .await;
     tracing::info!(?report, "the front door is closed");
     engine.drain(config.http.drain_timeout()).await;
     Ok(())
@@ -209,9 +221,19 @@ impl Engine {
             exporter,
         };
         runtime.spawn(watch.run());
-        let desk =
-            Desk { store: store.clone(), sales, orders: orders.clone(), probes, runtime: runtime.clone() };
-        Self { desk, supervisor, orders, store }
+        let desk = Desk {
+            store: store.clone(),
+            sales,
+            orders: orders.clone(),
+            probes,
+            runtime: runtime.clone(),
+        };
+        Self {
+            desk,
+            supervisor,
+            orders,
+            store,
+        }
     }
 
     /// No new charge, and those under way are waited for, for a while. The rest is PENDING or PROCESSING in the database.
@@ -222,9 +244,14 @@ impl Engine {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         if !self.orders.is_empty() {
-            tracing::warn!(orders = self.orders.len(), "stopping with charges under way; the next start finds them");
+            tracing::warn!(
+                orders = self.orders.len(),
+                "stopping with charges under way; the next start finds them"
+            );
         }
-        tokio::time::timeout(Duration::from_secs(5), self.store.close()).await.ok();
+        tokio::time::timeout(Duration::from_secs(5), self.store.close())
+            .await
+            .ok();
     }
 }
 

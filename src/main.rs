@@ -38,7 +38,7 @@ enum Command {
     Demo(demo::Args),
     /// Run a payment provider for demonstrations and tests, with a book of its own.
     MockProvider(mock_provider::Args),
-    /// Run private PostgreSQL, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
+    /// Run private `PostgreSQL`, Redis and mock provider until standard input closes; prints where they are as a line of JSON.
     Services(services::Args),
 }
 

@@ -85,8 +85,8 @@ impl Worker {
         let started = Instant::now();
         let result = self.gate.release(sale, &releases).await;
         metrics::gate_seconds(GateOp::Release, started.elapsed());
-        match result {
-            Ok(Released::Done { .. }) => {}
+        let epoch = match result {
+            Ok(Released::Done { epoch, .. }) => epoch,
             // Not loaded, or just being loaded from a snapshot that may not have this release: its note stays, and is either
             // in the stock of the next rebuild or carried out under it.
             Ok(Released::Unprimed) => return,
@@ -94,11 +94,11 @@ impl Worker {
                 tracing::warn!(sale_id = %sale, orders = orders.len(), %error, "releases are left to their notes");
                 return;
             }
-        }
+        };
         if let Some(sales) = self.sales.get() {
             sales.freed(sale);
         }
-        if let Err(error) = self.store.releases_done(sale, orders).await {
+        if let Err(error) = self.store.releases_done(sale, orders, epoch).await {
             // The script is idempotent by order: doing it again later adds nothing.
             tracing::warn!(sale_id = %sale, %error, "notes of done releases are still there");
         }

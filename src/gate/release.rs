@@ -30,6 +30,9 @@ pub enum Released {
         given_back_units: i64,
         /// Orders that held nothing: released before, or not reserved yet, in which case they never will be.
         unknown: usize,
+        /// The epoch that the sale is loaded under. Should it have moved on in the database, the next load may not know of these
+        /// releases: then they are still owed.
+        epoch: i64,
     },
     /// The sale's keys are not loaded, or are being loaded just now. Nothing was done, at least for some of them; try again once
     /// they are.
@@ -55,7 +58,7 @@ impl Gate {
 
         // Without orders the script is still asked once, for what is available.
         let slices = orders.len().div_ceil(SLICE_ORDERS).max(1);
-        let (mut available, mut given_back_units, mut unknown) = (0, 0, 0);
+        let (mut available, mut given_back_units, mut unknown, mut epoch) = (0, 0, 0, i64::MAX);
         for slice in 0..slices {
             let from = slice * SLICE_ORDERS;
             let orders = &orders[from..orders.len().min(from + SLICE_ORDERS)];
@@ -74,6 +77,8 @@ impl Gate {
                     available = reply.int()?;
                     given_back_units += reply.int()?;
                     unknown += reply.int()? as usize;
+                    // The oldest of them, should the sale be loaded anew between two slices.
+                    epoch = epoch.min(reply.int()?);
                 }
             }
         }
@@ -81,6 +86,7 @@ impl Gate {
             available,
             given_back_units,
             unknown,
+            epoch,
         })
     }
 }

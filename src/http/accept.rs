@@ -143,3 +143,102 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         K::ConnectionAborted | K::ConnectionReset | K::ConnectionRefused | K::Interrupted
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::actors::desk::{CancelError, DeskError, Health};
+    use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
+
+    /// A desk that nobody asks anything.
+    struct Empty;
+
+    impl FrontDesk for Empty {
+        async fn purchase(&self, _: Purchase) -> Result<Accepted, Refusal> {
+            Err(Refusal::SaleNotFound)
+        }
+        async fn list_sale(&self, _: NewSale) -> Result<SaleView, DeskError> {
+            Err(DeskError::Unavailable)
+        }
+        async fn sale(&self, _: SaleId) -> Result<SaleView, DeskError> {
+            Err(DeskError::NotFound)
+        }
+        async fn sales(&self, _: Option<SaleId>, _: u16) -> Result<Vec<SaleView>, DeskError> {
+            Ok(Vec::new())
+        }
+        async fn order(&self, _: OrderId, _: &Buyer) -> Result<OrderView, DeskError> {
+            Err(DeskError::NotFound)
+        }
+        async fn cancel(&self, _: OrderId, _: &Buyer) -> Result<OrderView, CancelError> {
+            Err(DeskError::NotFound.into())
+        }
+        fn health(&self) -> Health {
+            Health {
+                postgres_up: false,
+                redis_up: false,
+            }
+        }
+    }
+
+    /// Fails with these errors first.
+    struct Failing {
+        errors: Vec<i32>,
+        listener: TcpListener,
+    }
+
+    impl Accept for Failing {
+        async fn accept(&mut self) -> io::Result<TcpStream> {
+            match self.errors.pop() {
+                Some(code) => Err(io::Error::from_raw_os_error(code)),
+                None => Accept::accept(&mut self.listener).await,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn running_out_of_file_descriptors_ends_nothing() {
+        const EMFILE: i32 = 24;
+        const ECONNABORTED: i32 = 103;
+        let second = Duration::from_secs(1);
+        let settings = Settings {
+            max_connections: 10,
+            max_body_bytes: 1000,
+            header_read_timeout: second,
+            body_read_timeout: second,
+            request_timeout: second,
+            connection_idle_timeout: second,
+            drain_timeout: second,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let errors = vec![EMFILE, ECONNABORTED, EMFILE, EMFILE];
+        let door = Arc::new(Door::new(Empty, settings, Box::new(String::new)));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(async move {
+            let shutdown = async { stopped.await.unwrap_or_default() };
+            let connections = accept_until(Failing { errors, listener }, &door, shutdown).await;
+            drain(connections, &door).await
+        });
+
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client
+            .write_all(b"GET /livez HTTP/1.1\r\nHost: shop\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = [0; 12];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        stop.send(()).unwrap();
+        assert_eq!(
+            serving.await.unwrap(),
+            DrainReport {
+                under_way: 0,
+                cut: 0,
+                unfinished: 0
+            }
+        );
+    }
+}

@@ -130,9 +130,10 @@ fn observe(route: &'static str, status: u16, took: Duration) {
 /// and what goes wrong with one says its request id by itself.
 fn span(route: Option<Route>, id: &RequestId) -> tracing::Span {
     let template = route.map_or(NO_ROUTE, Route::template);
-    match route {
-        Some(Route::Orders) => tracing::debug_span!("request", request_id = id.as_str(), route = template),
-        _ => tracing::info_span!("request", request_id = id.as_str(), route = template),
+    if route == Some(Route::Orders) {
+        tracing::debug_span!("request", request_id = id.as_str(), route = template)
+    } else {
+        tracing::info_span!("request", request_id = id.as_str(), route = template)
     }
 }
 

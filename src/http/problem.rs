@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use jiff::Timestamp;
 use serde::ser::SerializeMap;
@@ -206,10 +206,15 @@ impl Problem {
             Self::SoldOut => Bytes::from_static(SOLD_OUT.as_bytes()),
             _ => serde_json::to_vec(&self).unwrap_or_default().into(),
         };
+        let status = self.facts().1;
         let mut response = Response::new(Full::new(body));
-        *response.status_mut() = self.facts().1;
+        *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+            // Those that caches may otherwise keep by their own lights: what one buyer doesn't have, another does.
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
         if let Some(wait) = self.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
@@ -286,5 +291,82 @@ impl From<CancelError> for Problem {
             CancelError::TooLate(status) => Self::OrderNotCancellable { status },
             CancelError::Desk(error) => Self::about_order(&error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn every_kind() -> Vec<Problem> {
+        let at = Timestamp::from_second(1_796_115_600).unwrap();
+        let wait = Duration::from_millis(1500);
+        vec![
+            Problem::field("quantity", "a whole number from 1 to 10"),
+            Problem::IdempotencyKeyMissing,
+            Problem::IdempotencyKeyInvalid,
+            Problem::BuyerMissing,
+            Problem::BuyerInvalid,
+            Problem::NotFound,
+            Problem::SaleNotFound,
+            Problem::OrderNotFound,
+            Problem::MethodNotAllowed { allow: "GET, HEAD" },
+            Problem::RequestTimeout,
+            Problem::SoldOut,
+            Problem::LimitExceeded { per_buyer_limit: 2 },
+            Problem::NotOpen { opens_at: at },
+            Problem::Closed { closes_at: at },
+            Problem::OrderNotCancellable {
+                status: OrderStatus::Paid,
+            },
+            Problem::PayloadTooLarge { max_bytes: 16384 },
+            Problem::UnsupportedMediaType,
+            Problem::IdempotencyKeyReused,
+            Problem::Internal,
+            Problem::Overloaded { retry_after: wait },
+            Problem::Unavailable { retry_after: wait },
+            Problem::OutcomeUnknown { retry_after: wait },
+        ]
+    }
+
+    /// As a client gets them. Types, statuses and extra members are promised in docs/api.md.
+    #[tokio::test]
+    async fn every_kind_as_it_is_sent() {
+        let mut answers = Vec::new();
+        for problem in every_kind() {
+            let response = problem.into_response();
+            let mut lines = vec![response.status().as_u16().to_string()];
+            let headers = response.headers().iter();
+            lines.extend(headers.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())));
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            lines.push(String::from_utf8(body.to_vec()).unwrap());
+            answers.push(lines.join("\n"));
+        }
+        insta::assert_snapshot!(answers.join("\n\n"));
+    }
+
+    #[test]
+    fn every_kind_has_a_type_of_its_own() {
+        let mut names: Vec<_> = every_kind().iter().map(|problem| problem.facts().0).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn sold_out_is_prepared_as_it_would_be_made() {
+        assert_eq!(serde_json::to_string(&Problem::SoldOut).unwrap(), SOLD_OUT);
+    }
+
+    #[test]
+    fn waiting_is_in_whole_seconds_and_never_too_short() {
+        let of = |millis| whole_seconds(Duration::from_millis(millis));
+        assert_eq!(
+            [of(0), of(1), of(1000), of(1001), of(10_000_000)],
+            [1, 1, 1, 2, 3600]
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Private PostgreSQL, Redis and mock provider: real servers in a temporary directory, on free ports, for the demo, the tests and
+//! Private `PostgreSQL`, Redis and mock provider: real servers in a temporary directory, on free ports, for the demo, the tests and
 //! the stress harness.
 //!
 //! They belong to a keeper, a process of its own (`fluxbuy services`), which holds them as children and is held itself by a pipe:
@@ -87,7 +87,7 @@ pub struct Addresses {
     pub provider_url: Option<String>,
     /// What belongs to them; removed at the end.
     pub directory: PathBuf,
-    /// Process of the PostgreSQL server.
+    /// Process of the `PostgreSQL` server.
     pub postgres_pid: u32,
     /// Process of Redis.
     pub redis_pid: u32,

@@ -6,10 +6,10 @@ use std::process::Stdio;
 use anyhow::Context as _;
 use tokio::process::Command;
 
-/// Where Debian keeps PostgreSQL's programs, a folder per version.
+/// Where Debian keeps `PostgreSQL`'s programs, a folder per version.
 const DEBIAN_POSTGRES: &str = "/usr/lib/postgresql";
 
-/// The folder with PostgreSQL's programs: the newest under Debian's, or the one on the path.
+/// The folder with `PostgreSQL`'s programs: the newest under Debian's, or the one on the path.
 ///
 /// # Errors
 /// Says what to install.

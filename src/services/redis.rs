@@ -12,6 +12,9 @@ use super::programs;
 /// How long a server may take to answer.
 const UP_WITHIN: Duration = Duration::from_secs(15);
 
+/// Ports that are tried.
+const TRIES: usize = 5;
+
 /// A running server.
 pub(super) struct Redis {
     /// Its process.
@@ -22,7 +25,6 @@ pub(super) struct Redis {
 
 /// Starts a server that lives below `directory`.
 pub(super) async fn start(directory: &Path) -> anyhow::Result<Redis> {
-    const TRIES: usize = 5;
     let program = programs::redis_server()?;
     let log = directory.join("redis.log");
     let mut last = String::new();

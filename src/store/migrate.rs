@@ -13,7 +13,7 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 pub async fn migrate(owner_url: &str) -> Result<(), MigrateError> {
     let mut connection = PgConnection::connect(owner_url)
         .await
-        .map_err(|e| MigrateError::Execute(e))?;
+        .map_err(MigrateError::Execute)?;
     MIGRATOR.run(&mut connection).await?;
     connection.close().await.map_err(MigrateError::Execute)
 }

@@ -28,14 +28,21 @@ impl Store {
             .collect())
     }
 
-    /// Takes the notes away of releases that the gate has carried out.
-    pub async fn releases_done(&self, sale: SaleId, orders: &[OrderId]) -> Result<(), Error> {
+    /// Takes the notes away of releases that the gate has carried out under `epoch`.
+    ///
+    /// Where the sale has moved to another epoch the notes stay: a load that is on its way may have been read before these
+    /// releases, and would bring back what they gave back.
+    pub async fn releases_done(&self, sale: SaleId, orders: &[OrderId], epoch: i64) -> Result<(), Error> {
         let mut conn = self.held(Pool::Settle).await?;
-        sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1 AND order_id = ANY($2)")
-            .bind(sale.0)
-            .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
-            .execute(&mut **conn)
-            .await?;
+        sqlx::query(
+            "DELETE FROM gate_releases WHERE sale_id = $1 AND order_id = ANY($2)
+             AND EXISTS (SELECT FROM inventory WHERE sale_id = $1 AND epoch = $3)",
+        )
+        .bind(sale.0)
+        .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
+        .bind(epoch)
+        .execute(&mut **conn)
+        .await?;
         Ok(())
     }
 

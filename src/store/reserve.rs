@@ -39,6 +39,16 @@ pub enum Epoch {
     Raise,
 }
 
+impl Epoch {
+    /// The epoch that the gate named, where it was asked.
+    pub fn admitted_under(self) -> Option<i64> {
+        match self {
+            Self::Exactly(epoch) => Some(epoch),
+            Self::Raise => None,
+        }
+    }
+}
+
 /// What became of one order of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placed {

@@ -63,14 +63,16 @@ async fn o1_o7_r4_killed_in_the_middle_of_a_burst_nothing_is_lost() {
     for ((buyer, before), (_, after)) in replies.iter().zip(&retries) {
         let after = after.as_ref().expect("the new engine answers");
         assert_eq!(after.status, 201, "{buyer}: {}", after.text());
-        if let Ok(before) = before {
-            if before.status == 201 {
-                assert_eq!(before.json()["id"], after.json()["id"]);
-            }
+        if let Ok(before) = before
+            && before.status == 201
+        {
+            assert_eq!(before.json()["id"], after.json()["id"]);
         }
     }
     bed.settled(&sale).await;
-    assert_eq!(bed.stock(&sale).await, (0, 0, 2000), "no unit is lost");
+    // Whoever was claimed and not charged when it died is failed once the provider has confirmed that no money can come.
+    let (available, held, sold) = bed.stock(&sale).await;
+    assert_eq!((available + sold, held), (2000, 0), "no unit is lost");
     bed.audit(&sale).await;
 }
 
@@ -125,7 +127,7 @@ async fn s12_a_reservation_without_an_order_is_given_back_once() {
         bed.gate_available(&sale).await == Some(9)
     })
     .await;
-    assert_eq!(bed.metric("fluxbuy_reservations_reaped_total", &[]).await, 1.0);
+    assert_eq!(bed.metric("fluxbuy_reservations_reaped_total", &[]).await, 1);
     assert_eq!(
         bed.buy(&sale, "ghost", "k", 9).await.status,
         201,
@@ -163,7 +165,7 @@ async fn s13_o4_a_flushed_gate_is_rebuilt_exactly() {
     assert_eq!(accepted, 900, "400 replays and 500 new");
     bed.settled(&sale).await;
     assert_eq!(bed.stock(&sale).await, (0, 0, 900));
-    assert!(bed.metric("fluxbuy_gate_rebuilds_total", &["unprimed"]).await >= 2.0);
+    assert!(bed.metric("fluxbuy_gate_rebuilds_total", &["unprimed"]).await >= 2);
     services.stop().await.unwrap();
 }
 
@@ -190,7 +192,7 @@ async fn without_redis_sales_go_on_and_with_it_again() {
     assert_eq!(ready.status, 200, "redis alone doesn't stop sales");
     kill(redis, Signal::SIGCONT).unwrap();
     eventually("redis is asked again", || async {
-        bed.metric("fluxbuy_gate_degraded", &[]).await == 0.0
+        bed.metric("fluxbuy_gate_degraded", &[]).await == 0
     })
     .await;
     // Its keys don't know of what was sold without it.
@@ -242,7 +244,7 @@ async fn a_bad_row_in_a_batch_fails_alone() {
     sqlx::raw_sql(
         "CREATE FUNCTION refuse_mallory() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN RAISE EXCEPTION 'not mallory'; END $$;
-         CREATE TRIGGER refuse_mallory BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.buyer = 'b77')
+         CREATE TRIGGER refuse_mallory BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.buyer = 'b77' AND NEW.status = 'PENDING')
             EXECUTE FUNCTION refuse_mallory();",
     )
     .execute(&bed.db)

@@ -1,4 +1,4 @@
-//! Whole flows through the real program, on real PostgreSQL and Redis, over HTTP. Tests named after a number stand for a case
+//! Whole flows through the real program, on real `PostgreSQL` and Redis, over HTTP. Tests named after a number stand for a case
 //! from docs/cases.md.
 
 mod crashes;

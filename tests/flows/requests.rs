@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::{Setup, eventually};
+use crate::support::{Reply, Setup, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r1_the_same_request_twenty_times_at_once_is_one_order() {
@@ -38,6 +38,8 @@ async fn r1_the_same_request_to_three_engines_at_once_is_one_order() {
     let bed = Setup::default().engines(3).start().await;
     let sale = bed.sale(10).await;
     let replies = join_all((0..30).map(|n| bed.buy_at(n % 3, &sale, "ann", "k", 1))).await;
+    let texts = || replies.iter().map(Reply::text).collect::<Vec<_>>();
+    assert!(replies.iter().all(|reply| reply.status == 201), "{:#?}", texts());
     let ids: HashSet<_> = replies
         .iter()
         .map(|reply| reply.json()["id"].to_string())
@@ -203,7 +205,11 @@ async fn another_buyers_order_does_not_exist() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_says_so_at_once() {
-    let bed = Setup::default().set("sale.mailbox_requests", 4).start().await;
+    let bed = Setup::default()
+        .set("sale.max_batch", 4)
+        .set("sale.mailbox_requests", 4)
+        .start()
+        .await;
     let sale = bed.sale(1000).await;
     let buyers: Vec<String> = (0..300).map(|n| format!("b{n}")).collect();
     let replies = join_all(buyers.iter().map(|buyer| bed.buy(&sale, buyer, "k", 1))).await;

@@ -48,11 +48,9 @@ async fn a_bad_configuration_stops_the_start_with_the_settings_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_without_the_schema_stops_the_start() {
-    let empty = shared_services()
-        .await
-        .addresses()
-        .postgres_engine_url
-        .replace("/fluxbuy", "/postgres");
+    let with_schema = &shared_services().await.addresses().postgres_engine_url;
+    let (server, _) = with_schema.rsplit_once('/').unwrap();
+    let empty = format!("{server}/postgres");
     let log = refusal(&[("FLUXBUY__POSTGRES__URL", &empty)]).await;
     assert!(log.contains("fluxbuy migrate"), "{log}");
 }

@@ -26,6 +26,11 @@ pub struct ChargeEnded {
     pub place: ChargePlace,
 }
 
+/// Stop, if nothing is under way. Sent to itself, so it comes after all that is in the mailbox.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Rest;
+
 /// The order has been open for longer than the cutoff: settle it, if that is safe.
 #[derive(Message)]
 #[rtype(result = "Swept")]

@@ -20,7 +20,7 @@ pub use messages::Swept;
 pub use registry::Orders;
 
 use logic::Logic;
-use messages::{Cancel, Charge, ChargeEnded, Sweep};
+use messages::{Cancel, Charge, ChargeEnded, Rest, Sweep};
 
 use crate::actors::transition_writer::WriteError;
 use crate::store::Outcome;
@@ -31,7 +31,8 @@ pub struct OrderActor {
     runtime: runtime::Handle,
     orders: Orders,
     generation: u64,
-    charging: bool,
+    /// What is under way: steps that have begun, and a charge. The actor doesn't stop before all have ended.
+    busy: u32,
 }
 
 impl Actor for OrderActor {
@@ -43,9 +44,22 @@ impl Actor for OrderActor {
 }
 
 impl OrderActor {
-    /// Nothing is under way any more. What is still in the mailbox is refused, and asked of a fresh actor.
-    fn rest(&mut self, ctx: &mut Context<Self>) {
-        if !self.charging {
+    /// Something has ended. When nothing else is under way, nor in the mailbox, the actor stops.
+    fn ended(&mut self, ctx: &mut Context<Self>) {
+        self.busy -= 1;
+        if self.busy == 0 {
+            ctx.notify(Rest);
+        }
+    }
+}
+
+impl Handler<Rest> for OrderActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Rest, ctx: &mut Self::Context) {
+        if self.busy == 0 {
+            // First nobody finds it any more: whoever asks from now on asks a fresh actor.
+            self.orders.forget(self.logic.order, self.generation);
             ctx.stop();
         }
     }
@@ -55,15 +69,16 @@ impl Handler<Charge> for OrderActor {
     type Result = ();
 
     fn handle(&mut self, Charge(place): Charge, ctx: &mut Self::Context) {
+        self.busy += 1;
         let logic = self.logic.clone();
         let claimed = wrap_future::<_, Self>(async move { logic.claim().await });
         ctx.wait(claimed.map(move |claimed, actor, ctx| {
             let Some(claim) = claimed else {
                 drop(place);
-                actor.rest(ctx);
+                actor.ended(ctx);
                 return;
             };
-            actor.charging = true;
+            // Busy until the charge is settled.
             let (logic, addr) = (actor.logic.clone(), ctx.address());
             actor.runtime.spawn(async move {
                 let end = logic.charge(claim.attempt, claim.amount).await;
@@ -88,8 +103,7 @@ impl Handler<ChargeEnded> for OrderActor {
             drop(ended.place);
         };
         ctx.wait(settled.into_actor(self).map(|(), actor: &mut Self, ctx| {
-            actor.charging = false;
-            actor.rest(ctx);
+            actor.ended(ctx);
         }));
     }
 }
@@ -98,12 +112,13 @@ impl Handler<Sweep> for OrderActor {
     type Result = AtomicResponse<Self, Swept>;
 
     fn handle(&mut self, Sweep(stuck): Sweep, _: &mut Self::Context) -> Self::Result {
+        self.busy += 1;
         let logic = self.logic.clone();
         AtomicResponse::new(Box::pin(
             async move { logic.sweep(stuck).await }
                 .into_actor(self)
                 .map(|swept, actor: &mut Self, ctx| {
-                    actor.rest(ctx);
+                    actor.ended(ctx);
                     swept
                 }),
         ))
@@ -114,12 +129,13 @@ impl Handler<Cancel> for OrderActor {
     type Result = AtomicResponse<Self, Result<Outcome, WriteError>>;
 
     fn handle(&mut self, _: Cancel, _: &mut Self::Context) -> Self::Result {
+        self.busy += 1;
         let logic = self.logic.clone();
         AtomicResponse::new(Box::pin(
             async move { logic.cancel().await }
                 .into_actor(self)
                 .map(|outcome, actor: &mut Self, ctx| {
-                    actor.rest(ctx);
+                    actor.ended(ctx);
                     outcome
                 }),
         ))

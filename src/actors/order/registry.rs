@@ -131,7 +131,7 @@ impl Orders {
             runtime: runtime.clone(),
             orders: self.clone(),
             generation,
-            charging: false,
+            busy: 0,
         };
         let addr = OrderActor::start_in_arbiter(arbiter, |_: &mut Context<OrderActor>| actor);
         Alive { generation, addr }

@@ -110,7 +110,7 @@ impl Decider {
                         rest
                     }
                     Ok(gate::Reserve::Unprimed) => {
-                        if let Err(error) = self.rebuild(RebuildReason::Unprimed, seen_rebuilds).await {
+                        if let Err(error) = self.rebuild(RebuildReason::Unprimed, seen_rebuilds, None).await {
                             tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
                         }
                         open
@@ -250,7 +250,10 @@ impl Decider {
         let (placed, stock, cut) = match self.commit(&orders, epoch).await {
             Ok(Reserve::Done { placed, stock, cut }) => (placed, stock, cut),
             Ok(Reserve::StaleEpoch) => {
-                if let Err(error) = self.rebuild(RebuildReason::Epoch, seen_rebuilds).await {
+                if let Err(error) = self
+                    .rebuild(RebuildReason::Epoch, seen_rebuilds, epoch.admitted_under())
+                    .await
+                {
                     tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
                 }
                 return entries;
@@ -331,10 +334,8 @@ impl Decider {
 
         if epoch != Epoch::Raise && !unwanted.is_empty() {
             self.give_back(&unwanted).await;
-            if cut {
-                if let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds).await {
-                    tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
-                }
+            if cut && let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds, None).await {
+                tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
             }
         }
         Vec::new()
@@ -390,11 +391,24 @@ impl Decider {
         }
     }
 
-    /// Loads the gate from the database under a raised epoch, unless somebody in this process has since `seen_rebuilds`.
-    async fn rebuild(&self, reason: RebuildReason, seen_rebuilds: u64) -> Result<(), RebuildError> {
+    /// Loads the gate from the database under a raised epoch, unless somebody in this process has since `seen_rebuilds`, or
+    /// another engine has brought the gate beyond the epoch that was found `stale`: raising it again would only cross that one's
+    /// batches.
+    async fn rebuild(
+        &self,
+        reason: RebuildReason,
+        seen_rebuilds: u64,
+        stale: Option<i64>,
+    ) -> Result<(), RebuildError> {
         let _one_at_a_time = self.rebuild.lock().await;
         if self.rebuilds.load(Ordering::Acquire) != seen_rebuilds {
             return Ok(());
+        }
+        if let Some(stale) = stale {
+            let loaded = self.parts.gate.pulse(self.sale.id).await?;
+            if loaded.is_none_or(|pulse| pulse.epoch > stale) {
+                return Ok(());
+            }
         }
         let started = Instant::now();
         let sale = self.sale.id;

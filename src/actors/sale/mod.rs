@@ -116,11 +116,12 @@ impl Handler<Buy> for SaleActor {
     type Result = ();
 
     fn handle(&mut self, Buy { purchase, waiter }: Buy, ctx: &mut Self::Context) {
-        if let SoldOut::Yes { known, .. } = &self.sold_out {
-            if !known.contains(&purchase.digest) && !self.batcher.knows(&purchase.digest) {
-                waiter.tell(Err(Refusal::SoldOut));
-                return;
-            }
+        if let SoldOut::Yes { known, .. } = &self.sold_out
+            && !known.contains(&purchase.digest)
+            && !self.batcher.knows(&purchase.digest)
+        {
+            waiter.tell(Err(Refusal::SoldOut));
+            return;
         }
         match self.batcher.arrive(purchase, waiter) {
             Arrival::Queued => {}

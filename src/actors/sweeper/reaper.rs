@@ -61,7 +61,7 @@ impl Reaper {
                     self.sales.freed(sale);
                 }
                 Err(error) => {
-                    tracing::warn!(sale_id = %sale, %error, "reservations could not be looked through")
+                    tracing::warn!(sale_id = %sale, %error, "reservations could not be looked through");
                 }
             }
         }

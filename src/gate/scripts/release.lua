@@ -12,7 +12,7 @@
 --
 -- Returns
 --   {1}   the sale isn't loaded, or is being loaded; nothing was done, not even remembered
---   {0, available afterwards, units given back, orders that held nothing}
+--   {0, available afterwards, units given back, orders that held nothing, epoch that the sale is loaded under}
 
 local TOMB_US = 3600000000
 -- Far above the releases of an hour that come before their reservation; a bound nevertheless.
@@ -91,4 +91,4 @@ if #tombs > 0 then
     redis.call('PEXPIRE', KEYS[5], TOMB_US / 1000)
 end
 
-return {0, tonumber(available), units, unknown}
+return {0, tonumber(available), units, unknown, tonumber(redis.call('HGET', KEYS[1], 'epoch'))}

@@ -44,20 +44,19 @@ impl Engine {
             .await
             .expect("the engine says something")
             .unwrap();
-        match line
+        if let Some(url) = line
             .as_deref()
             .and_then(|line| line.strip_prefix("fluxbuy ready at "))
         {
-            Some(url) => Ok(Self {
+            Ok(Self {
                 url: url.to_owned(),
                 child,
                 log,
-            }),
-            None => {
-                let status = child.wait().await.unwrap();
-                assert!(!status.success(), "an engine that is not ready must not end well");
-                Err(std::fs::read_to_string(log.path()).unwrap())
-            }
+            })
+        } else {
+            let status = child.wait().await.unwrap();
+            assert!(!status.success(), "an engine that is not ready must not end well");
+            Err(std::fs::read_to_string(log.path()).unwrap())
         }
     }
 
@@ -88,7 +87,7 @@ impl Engine {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
-    pub async fn metric(&self, client: &Client, name: &str, labels: &[&str]) -> f64 {
+    pub async fn metric(&self, client: &Client, name: &str, labels: &[&str]) -> i64 {
         let text = client.get(&format!("{}/metrics", self.url), &[]).await.text();
         text.lines()
             .filter(|line| {
@@ -96,7 +95,7 @@ impl Engine {
                 (series.starts_with('{') || series.starts_with(' '))
                     && labels.iter().all(|label| series.contains(label))
             })
-            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
+            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as i64)
             .sum()
     }
 }

@@ -21,7 +21,7 @@ pub use engine::Engine;
 pub use http::{Client, Reply};
 
 /// How long a condition may take to come true. Generous: it only bounds a failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The program under test.
 pub fn fluxbuy() -> &'static Path {
@@ -79,7 +79,6 @@ pub struct Setup {
 /// An engine (or several), its database and its provider.
 pub struct Bed {
     pub engines: Vec<Engine>,
-    pub database: DatabaseUrls,
     /// As the owner.
     pub db: PgPool,
     pub provider_url: String,
@@ -122,6 +121,7 @@ impl Setup {
     }
 
     /// A setting by its name in the configuration, such as `sweeper.cutoff_ms`.
+    #[allow(clippy::needless_pass_by_value)]
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((variable(name), value.to_string()));
         self
@@ -134,14 +134,28 @@ impl Setup {
             .set("payment.charge_timeout_ms", cutoff_ms / 2)
     }
 
-    /// Nobody is charged: orders stay PENDING. (The provider can't be reached, and its breaker stays open.)
+    /// Nobody is charged: orders stay PENDING. The provider can't be reached, and each engine's breaker stays open.
     pub async fn start_without_charging(self) -> Bed {
-        self.set("provider.url", "http://127.0.0.1:1")
+        let bed = self
+            .set("provider.url", "http://127.0.0.1:1")
             .set("payment.max_in_flight", 1)
             .set("payment.breaker_failures", 1)
             .set("payment.breaker_open_ms", 600_000)
             .start()
-            .await
+            .await;
+        // An order of another sale, for each engine to find that out with.
+        for engine in 0..bed.engines.len() {
+            let sale = bed.sale(1).await;
+            assert_eq!(bed.buy_at(engine, &sale, "probe", "k", 1).await.status, 201);
+            eventually("the breaker is open", || async {
+                bed.engines[engine]
+                    .metric(&bed.client, "fluxbuy_provider_breaker_open", &[])
+                    .await
+                    == 1
+            })
+            .await;
+        }
+        bed
     }
 
     pub async fn start(self) -> Bed {
@@ -172,7 +186,6 @@ impl Setup {
         let db = pool(&database.owner_url).await;
         Bed {
             engines,
-            database,
             db,
             provider_url,
             client: Client::default(),
@@ -311,7 +324,7 @@ impl Bed {
     }
 
     /// The sum of a metric's series whose labels contain all of `labels`, at the last engine.
-    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> i64 {
         self.engines
             .last()
             .unwrap()

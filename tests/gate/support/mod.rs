@@ -263,6 +263,7 @@ pub(crate) async fn release(gate: &Gate, sale: SaleId, releases: &[Release]) -> 
             available,
             given_back_units,
             unknown,
+            epoch: _,
         } => (available, given_back_units, unknown),
         Released::Unprimed => panic!("not loaded"),
     }
