@@ -35,7 +35,7 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    async fn start(latency_ms: u64, decline_percent: u8) -> Self {
+    fn start(latency_ms: u64, decline_percent: u8) -> Self {
         let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let args = Args {
@@ -120,7 +120,7 @@ fn is_unknown(outcome: &ChargeOutcome) -> bool {
 
 #[tokio::test]
 async fn a_charge_succeeds_or_is_declined_and_stays_so() {
-    let yes = Bed::start(0, 0).await;
+    let yes = Bed::start(0, 0);
     let reference = fresh();
     for _ in 0..3 {
         assert_eq!(
@@ -131,7 +131,7 @@ async fn a_charge_succeeds_or_is_declined_and_stays_so() {
     assert_eq!(yes.taken(&reference).await, (3, 500));
     assert_eq!(yes.client().lookup(&reference).await, Lookup::Succeeded);
 
-    let no = Bed::start(0, 100).await;
+    let no = Bed::start(0, 100);
     let code = "insufficient_funds".to_owned();
     let declined = no.client().charge(&reference, euros(500)).await;
     assert_eq!(declined, ChargeOutcome::Declined { code: code.clone() });
@@ -142,7 +142,7 @@ async fn a_charge_succeeds_or_is_declined_and_stays_so() {
 
 #[tokio::test]
 async fn the_same_charge_from_many_at_once_is_one() {
-    let bed = Bed::start(100, 0).await;
+    let bed = Bed::start(100, 0);
     let (client, reference) = (Arc::new(bed.client()), fresh());
     let mut under_way = JoinSet::new();
     for _ in 0..32 {
@@ -157,7 +157,7 @@ async fn the_same_charge_from_many_at_once_is_one() {
 
 #[tokio::test]
 async fn another_amount_under_a_known_reference_is_no_decline() {
-    let bed = Bed::start(0, 0).await;
+    let bed = Bed::start(0, 0);
     let reference = fresh();
     bed.client().charge(&reference, euros(500)).await;
     let outcome = bed.client().charge(&reference, euros(600)).await;
@@ -191,7 +191,7 @@ async fn only_what_certainly_never_left_is_not_sent() {
         RefundOutcome::Unreachable { .. }
     ));
 
-    let bed = Bed::start(0, 0).await;
+    let bed = Bed::start(0, 0);
     let reference = fresh();
     bed.fault(json!({ "mode": "rate_limited", "retry_after_secs": 7 }))
         .await;
@@ -210,7 +210,7 @@ async fn only_what_certainly_never_left_is_not_sent() {
 #[tokio::test]
 async fn a_charge_without_a_true_answer_is_unknown_and_can_be_looked_up() {
     for mode in ["hang", "answer_lost", "error_after_charge", "stored_error"] {
-        let bed = Bed::start(0, 0).await;
+        let bed = Bed::start(0, 0);
         let (client, reference) = (bed.impatient(), fresh());
         bed.fault(json!({ "mode": mode })).await;
         let outcome = client.charge(&reference, euros(500)).await;
@@ -255,7 +255,7 @@ async fn a_request_is_sent_once_also_on_a_connection_that_is_closed_under_it() {
 
 #[tokio::test]
 async fn a_void_holds_before_during_and_not_after() {
-    let bed = Bed::start(150, 0).await;
+    let bed = Bed::start(150, 0);
     let client = Arc::new(bed.client());
     let voided = ChargeOutcome::Declined {
         code: "voided".to_owned(),
@@ -290,7 +290,7 @@ async fn a_void_holds_before_during_and_not_after() {
 
 #[tokio::test]
 async fn a_void_that_is_not_kept_lets_the_money_through() {
-    let bed = Bed::start(150, 0).await;
+    let bed = Bed::start(150, 0);
     bed.fault(json!({ "mode": "ignore_void" })).await;
     let (client, reference) = (Arc::new(bed.client()), fresh());
     let charge = {
@@ -308,7 +308,7 @@ async fn a_void_that_is_not_kept_lets_the_money_through() {
 
 #[tokio::test]
 async fn a_refund_happens_once_and_its_answer_may_be_lost() {
-    let bed = Bed::start(0, 0).await;
+    let bed = Bed::start(0, 0);
     let (client, reference) = (bed.client(), fresh());
     let refused = client.refund(&reference, euros(500)).await;
     assert!(matches!(refused, RefundOutcome::Refused { .. }), "{refused:?}");
@@ -329,7 +329,7 @@ async fn a_refund_happens_once_and_its_answer_may_be_lost() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_stop_its_charge() {
-    let bed = Bed::start(400, 0).await;
+    let bed = Bed::start(400, 0);
     let reference = fresh();
     assert!(is_unknown(&bed.impatient().charge(&reference, euros(500)).await));
     let deadline = Instant::now() + GENEROUS;
@@ -348,7 +348,7 @@ async fn two_thousand_charges_are_under_way_at_once() {
     assert!(hard >= files, "{hard} open files are too few for this test");
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(files), hard).unwrap();
 
-    let bed = Bed::start(2_000, 20).await;
+    let bed = Bed::start(2_000, 20);
     let client = Arc::new(bed.client());
     let started = Instant::now();
     let mut under_way = JoinSet::new();
