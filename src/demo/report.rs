@@ -99,14 +99,14 @@ pub(super) fn summary(evidence: &Evidence, currency: &str) -> String {
     let sums = evidence.sums();
     format!(
         "units: {} available + {} held + {} sold = {}\nmoney: {} at the provider = {} in the ledger = {} for {} paid units",
-        stock.available,
-        stock.held,
-        stock.sold,
-        evidence.units,
+        thousands(stock.available),
+        thousands(stock.held),
+        thousands(stock.sold),
+        thousands(evidence.units),
         money(sums.provider_net_minor, currency),
         money(sums.ledger_net_minor, currency),
         money(sums.paid_minor, currency),
-        sums.paid_units,
+        thousands(sums.paid_units),
     )
 }
 

@@ -163,12 +163,11 @@ impl PaymentProvider for MockProvider {
                 Ok((StatusCode::TOO_MANY_REQUESTS, retry_after, _)) => ChargeOutcome::NotSent {
                     retry_after: Some(retry_after.unwrap_or(Duration::from_secs(1))),
                 },
-                // The request contradicts an earlier one, or is no request: nothing was taken for this one.
-                Ok((StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST, ..)) => {
-                    ChargeOutcome::Declined {
-                        code: "invalid_request".to_owned(),
-                    }
-                }
+                // It is no request, and never will be: nothing was taken. (422 is another matter: it contradicts an earlier
+                // request under this reference, which may have taken money, so only a look-up can tell.)
+                Ok((StatusCode::BAD_REQUEST, ..)) => ChargeOutcome::Declined {
+                    code: "invalid_request".to_owned(),
+                },
                 Ok((status, _, body)) => match answer(status, &body) {
                     Ok(answer) if answer.status == "succeeded" => ChargeOutcome::Succeeded,
                     Ok(answer) if answer.status == "declined" => {
