@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use actix_rt::{Arbiter, System};
 use anyhow::{Context as _, bail};
-use tokio::net::TcpListener;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -33,6 +32,7 @@ use crate::metrics::{self, Exporter};
 use crate::provider::PaymentProvider;
 use crate::provider::metered::Metered;
 use crate::provider::mock::MockProvider;
+use crate::sockets;
 use crate::store::{self, Store};
 
 /// How long a start waits for Postgres.
@@ -43,6 +43,8 @@ const PROBE_PERIOD: Duration = Duration::from_secs(1);
 const STORE_FAILURES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 const GATE_PAUSE: Duration = Duration::from_millis(500);
+/// Open files besides connections of buyers and charges.
+const SPARE_FILES: u64 = 256;
 
 /// Runs the engine until SIGTERM or SIGINT, then drains it.
 ///
@@ -79,8 +81,16 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
             Arc::new(Metered(MockProvider::new(config.provider.url.as_str(), timeout)?))
         }
     };
-    let listener = TcpListener::bind(config.http.listen)
-        .await
+    let needed = config.http.max_connections as u64 + config.payment.max_in_flight as u64 + SPARE_FILES;
+    let allowed = sockets::allow_open_files(needed)?;
+    if allowed < needed {
+        tracing::warn!(
+            allowed,
+            needed,
+            "the system allows fewer open files than http.max_connections and payment.max_in_flight may need"
+        );
+    }
+    let listener = sockets::listen(config.http.listen)
         .with_context(|| format!("http.listen: {} can't be listened on", config.http.listen))?;
     let address = listener.local_addr()?;
 

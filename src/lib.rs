@@ -12,4 +12,5 @@ pub mod metrics;
 pub mod mock_provider;
 pub mod provider;
 pub mod services;
+pub mod sockets;
 pub mod store;

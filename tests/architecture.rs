@@ -8,18 +8,19 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("config", &[]),
     ("metrics", &["domain"]),
+    ("sockets", &[]),
     ("gate", &["domain"]),
     ("provider", &["domain", "metrics"]),
     ("store", &["domain", "config", "metrics", "provider"]),
     ("actors", &["domain", "metrics", "gate", "provider", "store"]),
     ("http", &["domain", "config", "metrics", "actors"]),
-    ("mock_provider", &[]),
+    ("mock_provider", &["sockets"]),
     ("services", &["store"]),
-    ("demo", &["domain", "services"]),
+    ("demo", &["domain", "services", "sockets"]),
     (
         "app",
         &[
-            "domain", "config", "metrics", "gate", "provider", "store", "actors", "http",
+            "domain", "config", "metrics", "gate", "provider", "store", "actors", "http", "sockets",
         ],
     ),
 ];

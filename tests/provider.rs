@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fluxbuy::domain::{Currency, Money, OrderId};
-use fluxbuy::mock_provider::{Args, listen, serve};
+use fluxbuy::mock_provider::{Args, serve};
 use fluxbuy::provider::mock::MockProvider;
 use fluxbuy::provider::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use fluxbuy::sockets::listen;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request};
 use hyper_util::client::legacy::Client;

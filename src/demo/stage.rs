@@ -6,13 +6,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdout};
 
 use crate::services::{Addresses, Args, Services, server};
+use crate::sockets::allow_open_files;
 
 /// How long the engine may take to be ready.
 const READY_WITHIN: Duration = Duration::from_secs(45);
@@ -42,7 +42,13 @@ impl Stage {
     /// # Errors
     /// When a program is missing, or something doesn't come up; nothing is left running then.
     pub(super) async fn set(services: &Args, buyers: u32) -> anyhow::Result<Self> {
-        allow_open_files(u64::from(buyers) + CHARGES_IN_FLIGHT + SPARE_FILES)?;
+        // Here, and in the engine, which inherits the limit.
+        let needed = u64::from(buyers) + CHARGES_IN_FLIGHT + SPARE_FILES;
+        let allowed = allow_open_files(needed)?;
+        anyhow::ensure!(
+            allowed >= needed,
+            "{needed} open files are needed, and the system allows {allowed} (`ulimit -Hn`): take fewer --buyers"
+        );
         let fluxbuy = std::env::current_exe().context("the program's own file is unknown")?;
         let services = Services::start(&fluxbuy, services).await?;
         match Engine::start(&fluxbuy, services.addresses(), buyers).await {
@@ -137,18 +143,4 @@ impl Engine {
             }
         }
     }
-}
-
-/// Each connection is an open file, here and in the engine, which inherits the limit. Many systems set it to 1024, and let a
-/// process raise it.
-fn allow_open_files(needed: u64) -> anyhow::Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    anyhow::ensure!(
-        hard >= needed,
-        "{needed} open files are needed, and the system allows {hard} (`ulimit -Hn`): take fewer --buyers"
-    );
-    if soft < needed {
-        setrlimit(Resource::RLIMIT_NOFILE, needed, hard)?;
-    }
-    Ok(())
 }

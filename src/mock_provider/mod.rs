@@ -20,14 +20,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+
+use crate::sockets;
 
 pub use book::{Begun, Book, Charge, Refunded, Status, declines, roll};
 pub use faults::{Fault, Mode, Operation};
 
-/// Connections that may wait to be accepted; the system may allow fewer (`net.core.somaxconn`).
-const BACKLOG: u32 = 4096;
 /// Largest body that is read.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
@@ -87,26 +87,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         args.latency_min_ms,
         args.latency_max_ms
     );
-    let listener = listen(args.listen)?;
+    let listener = sockets::listen(args.listen)?;
     println!("mock provider ready at http://{}", listener.local_addr()?);
     serve(&args, listener).await;
     Ok(())
-}
-
-/// Listens with room for everybody who connects at once: where that is short, the kernel drops the greeting, and the client
-/// tries again after a second.
-///
-/// # Errors
-/// When the address can't be had.
-pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() {
-        TcpSocket::new_v4()?
-    } else {
-        TcpSocket::new_v6()?
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// Serves on `listener` for ever.

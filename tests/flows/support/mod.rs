@@ -13,7 +13,6 @@ use fluxbuy::services::{Args, DatabaseUrls, Services};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
-use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
@@ -160,7 +159,7 @@ impl Setup {
 
     pub async fn start(self) -> Bed {
         let database = fresh_database().await;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let listener = fluxbuy::sockets::listen(([127, 0, 0, 1], 0).into()).unwrap();
         let provider_url = format!("http://{}", listener.local_addr().unwrap());
         let args = mock_provider::Args {
             listen: ([127, 0, 0, 1], 0).into(),
