@@ -8,7 +8,6 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use actix_rt::{Arbiter, System};
@@ -25,6 +24,7 @@ use crate::actors::releaser::Releaser;
 use crate::actors::sale::{self, Sales};
 use crate::actors::sweeper::{self, Reaper, Sweeper};
 use crate::actors::transition_writer::TransitionWriter;
+use crate::actors::watch::Watch;
 use crate::config::{Config, ProviderKind};
 use crate::gate::{self, Gate};
 use crate::http;
@@ -37,8 +37,6 @@ use crate::store::{self, Store};
 
 /// How long a start waits for Postgres.
 const WAIT_FOR_POSTGRES: Duration = Duration::from_secs(30);
-/// How often the services are probed and the gauges of the stock are read.
-const PROBE_PERIOD: Duration = Duration::from_secs(1);
 /// Failures in a row after which Postgres or Redis is given a rest, and how long it is.
 const STORE_FAILURES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
@@ -267,52 +265,6 @@ impl Engine {
         tokio::time::timeout(Duration::from_secs(5), self.store.close())
             .await
             .ok();
-    }
-}
-
-/// Probes the services and feeds the gauges that nobody else does.
-struct Watch {
-    store: Store,
-    gate: Gate,
-    probes: Arc<Probes>,
-    sales: Sales,
-    store_breaker: Arc<Breaker>,
-    provider_breaker: Arc<Breaker>,
-    exporter: Exporter,
-}
-
-impl Watch {
-    async fn run(self) {
-        let mut tick = tokio::time::interval(PROBE_PERIOD);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tick.tick().await;
-            self.exporter.run_upkeep();
-            let (postgres, redis) = futures_util::future::join(self.store.ping(), self.gate.ping()).await;
-            self.probes.postgres_up.store(postgres.is_ok(), Ordering::Relaxed);
-            let redis_was_up = self.probes.redis_up.swap(redis.is_ok(), Ordering::Relaxed);
-            metrics::gate_degraded(redis.is_err());
-            if redis.is_ok() && !redis_was_up {
-                // It may have come back with another configuration.
-                if let Err(error) = self.gate.check_policy().await {
-                    tracing::error!(%error, "redis is not fit for selling");
-                }
-            }
-            let now = Instant::now();
-            metrics::postgres_breaker_open(self.store_breaker.is_open(now));
-            metrics::provider_breaker_open(self.provider_breaker.is_open(now));
-            let active = self.sales.active();
-            if postgres.is_ok() && !active.is_empty() {
-                match self.store.stocks(&active).await {
-                    Ok(stocks) => {
-                        for (sale, stock) in stocks {
-                            metrics::stock(sale, &stock);
-                        }
-                    }
-                    Err(error) => tracing::warn!(%error, "the stock could not be read for its gauges"),
-                }
-            }
-        }
     }
 }
 

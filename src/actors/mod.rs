@@ -13,5 +13,6 @@ pub mod releaser;
 pub mod sale;
 pub mod sweeper;
 pub mod transition_writer;
+pub mod watch;
 
 pub use desk::Desk;

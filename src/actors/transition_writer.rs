@@ -76,7 +76,11 @@ impl TransitionWriter {
                     if waiting.lock().await.recv_many(&mut batch, MAX_BATCH).await == 0 {
                         return;
                     }
-                    worker.work_off(batch).await;
+                    // A task of its own: should it die, its changes have an unknown outcome, and the worker goes on.
+                    let worker = worker.clone();
+                    if let Err(panic) = tokio::spawn(async move { worker.work_off(batch).await }).await {
+                        tracing::error!(%panic, "a transition batch died");
+                    }
                 }
             });
         }

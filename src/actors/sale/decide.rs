@@ -84,10 +84,8 @@ impl Decider {
         };
         let mut open = entries;
         for round in 0..=MAX_ROUNDS {
-            if open.is_empty() {
-                break;
-            }
-            if !self.parts.store_breaker.allows(Instant::now()) {
+            // The breaker is asked once per batch: whoever is let through goes on to the end.
+            if open.is_empty() || (round == 0 && !self.parts.store_breaker.allows(Instant::now())) {
                 break;
             }
             let seen_rebuilds = self.rebuilds.load(Ordering::Acquire);

@@ -68,8 +68,14 @@ impl Reaper {
     }
 
     async fn reap(&self, sale: SaleId, grace: Duration) -> Result<u64, Error> {
-        let checked_until = self.lock().get(&sale).copied().unwrap_or(Timestamp::MIN);
         let old = self.gate.now().await? - grace;
+        // A clock that went back may date new reservations into the time that was checked: then all are looked at again.
+        let checked_until = self
+            .lock()
+            .get(&sale)
+            .copied()
+            .filter(|checked| *checked <= old)
+            .unwrap_or(Timestamp::MIN);
         let mut cursor = 0;
         let mut reaped = 0;
         loop {
