@@ -4,6 +4,7 @@
 //! This file is the command line, nothing else.
 
 mod audit;
+mod bench;
 mod load;
 mod progress;
 mod report;
@@ -63,6 +64,13 @@ enum Command {
         seeds: u64,
         #[command(flatten)]
         size: Size,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Accepted durable orders per second, beside a server that asks Redis and Postgres for each request.
+    Bench {
+        #[command(flatten)]
+        args: bench::Args,
         #[command(flatten)]
         common: Common,
     },
@@ -155,6 +163,12 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
                 .flat_map(|seed| scenarios.iter().map(move |scenario| (*scenario, seed)))
                 .collect();
             many(&runs, size, &common).await
+        }
+        Command::Bench { args, common } => {
+            let results = bench::run(&args, common.seed, &Place::Private(common.programs)).await?;
+            println!("{results}");
+            write_json(common.json.as_deref(), &results)?;
+            Ok(results.verdict())
         }
     }
 }
