@@ -1,0 +1,164 @@
+//! Scenarios: what is done to an engine, and what must hold afterwards.
+
+mod flood;
+mod guard_off;
+mod oversell;
+mod race;
+mod replay;
+mod stage;
+mod watch;
+
+use anyhow::ensure;
+use clap::ValueEnum;
+
+use stage::Stage;
+
+use crate::report::Report;
+use crate::world::{Place, World};
+
+pub use stage::{Stall, UNIT_PRICE_MINOR, list_sale};
+
+/// Which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scenario {
+    /// As many buyers as units, all at the opening instant.
+    Flood,
+    /// The payment queue starved, so that the sweeper overtakes it.
+    Race,
+    /// The race against an engine whose claim has lost its guard.
+    GuardOff,
+    /// Far more buyers than units, with random quantities.
+    Oversell,
+    /// Every request sent several times.
+    Replay,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Flood,
+        Self::Race,
+        Self::GuardOff,
+        Self::Oversell,
+        Self::Replay,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flood => "flood",
+            Self::Race => "race",
+            Self::GuardOff => "guard-off",
+            Self::Oversell => "oversell",
+            Self::Replay => "replay",
+        }
+    }
+
+    /// What is done, and what must hold.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Flood => flood::ABOUT,
+            Self::Race => race::ABOUT,
+            Self::GuardOff => guard_off::ABOUT,
+            Self::Oversell => oversell::ABOUT,
+            Self::Replay => replay::ABOUT,
+        }
+    }
+
+    /// Buyers and units, unless somebody wants others.
+    fn size(self) -> (u32, u32) {
+        match self {
+            Self::Flood => (900, 900),
+            Self::Race | Self::GuardOff => (400, 400),
+            Self::Oversell => (5_000, 100),
+            Self::Replay => (500, 600),
+        }
+    }
+}
+
+/// A run of a scenario.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// Which.
+    pub scenario: Scenario,
+    /// Buyers.
+    pub buyers: u32,
+    /// Units on sale.
+    pub units: u32,
+    /// Chooses everything that is random.
+    pub seed: u64,
+    /// The original's times instead of the scaled ones.
+    pub full: bool,
+}
+
+impl Run {
+    /// A run, of the scenario's own size where none is given.
+    pub fn new(scenario: Scenario, buyers: Option<u32>, units: Option<u32>, seed: u64, full: bool) -> Self {
+        let (own_buyers, own_units) = scenario.size();
+        Self {
+            scenario,
+            buyers: buyers.unwrap_or(own_buyers),
+            units: units.unwrap_or(own_units),
+            seed,
+            full,
+        }
+    }
+
+    /// Plays it, in a world that is made for it or given.
+    ///
+    /// # Errors
+    /// When it can't be played to its end. What is wrong with the engine is in the report.
+    pub async fn play(&self, place: &Place) -> anyhow::Result<Report> {
+        ensure!(
+            self.scenario != Scenario::GuardOff || matches!(place, Place::Private(_)),
+            "guard-off takes down walls of its database, and does so only to one of its own: leave --url out"
+        );
+        let needs = match self.scenario {
+            Scenario::Flood => flood::needs(self),
+            Scenario::Race => race::needs(self),
+            Scenario::GuardOff => guard_off::needs(self),
+            Scenario::Oversell => oversell::needs(),
+            Scenario::Replay => replay::needs(),
+        };
+        let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
+        let world = World::open(place, &needs, &label, self.seed).await?;
+        let report = self.act(&world).await;
+        let as_it_must_be = report.as_ref().is_ok_and(|report| report.verdict().is_success());
+        if !as_it_must_be {
+            world.print_logs();
+        }
+        let closed = world.close().await;
+        let report = report?;
+        closed?;
+        Ok(report)
+    }
+
+    async fn act(&self, world: &World) -> anyhow::Result<Report> {
+        match self.scenario {
+            Scenario::Flood => flood::play(self, world).await,
+            Scenario::Race => race::play(self, world).await,
+            Scenario::GuardOff => guard_off::play(self, world).await,
+            Scenario::Oversell => oversell::play(self, world).await,
+            Scenario::Replay => replay::play(self, world).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for scenario in Scenario::ALL {
+            assert_eq!(scenario.to_possible_value().unwrap().get_name(), scenario.name());
+        }
+        assert_eq!(Scenario::value_variants(), Scenario::ALL);
+    }
+
+    #[test]
+    fn a_given_size_goes_before_the_scenarios_own() {
+        let run = Run::new(Scenario::Flood, Some(3), None, 7, false);
+        assert_eq!((run.buyers, run.units, run.seed), (3, 900, 7));
+    }
+}

@@ -1,0 +1,241 @@
+//! What all scenarios do alike: list a sale, let the crowd in at its opening, wait until all is quiet, audit.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::Run;
+use super::watch::Watch;
+use crate::audit::{self, Case, Facts, Findings, Terms};
+use crate::load::{Crowd, Outcome, Record, workload::Errand};
+use crate::progress::Progress;
+use crate::report::{self, ClaimsLost, Latency, Orders, Provider, Report, Stock};
+use crate::world::{Metrics, World};
+
+/// From listing to opening: time for the crowd to stand ready.
+const LEAD: Duration = Duration::from_millis(700);
+/// Price of a unit: one whose multiples are not round.
+pub const UNIT_PRICE_MINOR: i64 = 4_999;
+/// Between two looks at how far things are.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
+/// When nothing has moved for so long, nothing will: longer than every cutoff and period of an engine as it ships.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A sale that has been listed.
+#[derive(Debug, Clone)]
+pub struct Stall {
+    /// Its id.
+    pub sale: Uuid,
+    /// What is on sale.
+    pub terms: Terms,
+    /// When it opens, on this machine's clock.
+    pub opening: Instant,
+    /// The same on the database's.
+    pub opens_at: Timestamp,
+}
+
+/// Lists a sale that opens after a short while, on the database's clock.
+///
+/// # Errors
+/// When the engine doesn't list it.
+pub async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::Result<Stall> {
+    let terms = Terms {
+        units: units.into(),
+        unit_price_minor: UNIT_PRICE_MINOR,
+        currency: "EUR".to_owned(),
+        per_buyer_limit: None,
+    };
+    let asked = Instant::now();
+    let now_micros: i64 =
+        sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+            .fetch_one(world.database())
+            .await?;
+    // The clock was read somewhere between question and answer.
+    let opening = asked + asked.elapsed() / 2 + LEAD;
+    let opens_at = Timestamp::from_microsecond(now_micros + LEAD.as_micros() as i64)?;
+    let body = json!({
+        "name": name,
+        "quantity": units,
+        "unit_price_minor": UNIT_PRICE_MINOR,
+        "currency": terms.currency,
+        "opens_at": opens_at.to_string(),
+    });
+    let listed: Listed = world.engines()[0].post_json("/v1/sales", &body, 201).await?;
+    Ok(Stall {
+        sale: listed.id,
+        terms,
+        opening,
+        opens_at,
+    })
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    id: Uuid,
+}
+
+/// A scenario under way.
+pub(super) struct Stage<'a> {
+    run: &'a Run,
+    world: &'a World,
+    before: Metrics,
+    origin: Instant,
+    records: Vec<Record>,
+    scene: Option<(Stall, Watch)>,
+}
+
+/// What a scenario may look at when it adds checks of its own.
+pub(super) struct Scene<'a> {
+    /// What is left.
+    pub(super) facts: &'a Facts,
+    before: &'a Metrics,
+    after: &'a Metrics,
+}
+
+impl Scene<'_> {
+    /// What the engines have counted during the run.
+    pub(super) fn counted(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.after.counted_since(self.before, name, labels)
+    }
+}
+
+/// How far things are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+struct State {
+    open: i64,
+    decided: i64,
+    owed: i64,
+    #[sqlx(default)]
+    queued: i64,
+    #[sqlx(default)]
+    charging: i64,
+}
+
+impl<'a> Stage<'a> {
+    pub(super) async fn open(run: &'a Run, world: &'a World) -> anyhow::Result<Self> {
+        let before = world.metrics().await?;
+        Ok(Self {
+            run,
+            world,
+            before,
+            origin: Instant::now(),
+            records: Vec::new(),
+            scene: None,
+        })
+    }
+
+    /// Lists the sale and lets everybody in at its opening, one client per errand.
+    pub(super) async fn rush(&mut self, errands: Vec<Errand>, keep_bodies: bool) -> anyhow::Result<()> {
+        let name = format!("stress {}, seed {}", self.run.scenario.name(), self.run.seed);
+        let crowd = Crowd::gather(self.world.engines(), errands.len()).await?;
+        let stall = list_sale(self.world, &name, self.run.units).await?;
+        let watch = Watch::start(self.world.engines()[0].clone(), stall.sale, stall.terms.units);
+        self.origin = stall.opening;
+        let opening = stall.opening;
+        let sale = stall.sale;
+        self.scene = Some((stall, watch));
+        self.records = crowd.rush(sale, errands, opening, keep_bodies).await?;
+        Ok(())
+    }
+
+    /// Orders that buyers know of.
+    pub(super) fn accepted(&self) -> u64 {
+        let accepted = |record: &&Record| matches!(record.outcome, Outcome::Accepted { replayed: false, .. });
+        self.records.iter().filter(accepted).count() as u64
+    }
+
+    /// Waits until no order is open, nothing is owed and no job waits; or until nothing moves any more, which the audit will
+    /// find then.
+    pub(super) async fn settle(&mut self) -> anyhow::Result<()> {
+        let bar = Progress::new(self.accepted(), self.run.scenario.name());
+        let mut last = None;
+        let mut moved = Instant::now();
+        loop {
+            let state = self.state().await?;
+            bar.set(
+                state.decided as u64,
+                format!(
+                    "{} open, {} jobs wait, {} owed",
+                    state.open,
+                    state.queued + state.charging,
+                    state.owed
+                ),
+            );
+            if state.open + state.owed + state.queued + state.charging == 0 {
+                return Ok(());
+            }
+            if last != Some(state) {
+                (last, moved) = (Some(state), Instant::now());
+            } else if moved.elapsed() > PATIENCE {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
+    async fn state(&self) -> anyhow::Result<State> {
+        let mut state: State = sqlx::query_as(
+            "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING')) AS open,
+                    count(*) FILTER (WHERE status IN ('PAID', 'FAILED', 'REFUNDED')) AS decided,
+                    (SELECT count(*) FROM gate_releases WHERE sale_id = $1)
+                    + (SELECT count(*) FROM provider_tasks WHERE sale_id = $1) AS owed
+             FROM orders WHERE sale_id = $1",
+        )
+        .bind(self.scene.as_ref().map(|(stall, _)| stall.sale))
+        .fetch_one(self.world.database())
+        .await?;
+        let metrics = self.world.metrics().await?;
+        state.queued = metrics.sum("fluxbuy_payment_queue_orders", &[]) as i64;
+        state.charging = metrics.sum("fluxbuy_charges_in_flight", &[]) as i64;
+        Ok(state)
+    }
+
+    /// Reads the facts, audits them, and adds what this scenario alone can tell.
+    pub(super) async fn report(
+        self,
+        own_checks: impl FnOnce(&Scene<'_>, &mut Findings),
+    ) -> anyhow::Result<Report> {
+        let (stall, watch) = self.scene.ok_or_else(|| anyhow::anyhow!("nothing was sold"))?;
+        let facts = audit::read(self.world, stall.sale).await?;
+        let after = self.world.metrics().await?;
+        let case = Case {
+            terms: &stall.terms,
+            facts: &facts,
+            records: &self.records,
+            settled: true,
+        };
+        let mut findings = audit::audit(&case);
+        watch.tell(&mut findings);
+        let scene = Scene {
+            facts: &facts,
+            before: &self.before,
+            after: &after,
+        };
+        own_checks(&scene, &mut findings);
+        let lost = |by| scene.counted("fluxbuy_claims_lost_total", &[("by", by)]);
+        let violations = findings.into_violations();
+        Ok(Report {
+            scenario: self.run.scenario.name(),
+            seed: self.run.seed,
+            buyers: self.run.buyers,
+            units: self.run.units,
+            seconds: self.origin.elapsed().as_secs_f64(),
+            outcomes: report::outcomes(&self.records),
+            latency_ms: Latency::of(self.records.iter().map(Record::waited)),
+            orders: Orders::of(&facts),
+            swept: facts.orders.iter().filter(|order| order.was_swept()).count() as u64,
+            claims_lost: ClaimsLost {
+                payment: lost("payment"),
+                sweeper: lost("sweeper"),
+                webhook: lost("webhook"),
+            },
+            stock: Stock::of(&facts),
+            provider: Provider::of(&facts, &violations),
+            violations,
+            must_fail: None,
+        })
+    }
+}
