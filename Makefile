@@ -15,9 +15,9 @@ demo: ## A flash sale of 900 units for 900 buyers, on private servers, with its 
 	target/release/fluxbuy demo
 
 # The programs come first: tests start them. Plain cargo, not a process for each test: the tests of one file share their servers.
-test: deps ## Every test, against real servers
-	$(CARGO) build --workspace --locked
+test: deps ## Every test and every stress scenario, against real servers
 	$(CARGO) test --workspace --locked --no-fail-fast
+	@scripts/stress-all.sh
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check
