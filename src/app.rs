@@ -194,7 +194,8 @@ impl Engine {
             arbiters.sales.handle(),
             runtime.clone(),
         );
-        releaser.tell(sales.clone());
+        let selling = sales.clone();
+        releaser.tell(move |sale| selling.freed(sale));
 
         let period = config.sweeper.period();
         Sweeper::launch(

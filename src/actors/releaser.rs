@@ -8,7 +8,6 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::sale::Sales;
 use crate::domain::{OrderId, SaleId};
 use crate::gate::{Gate, Release, Released};
 use crate::metrics::{self, GateOp};
@@ -23,18 +22,21 @@ const MAX_BATCH: usize = 512;
 #[derive(Clone)]
 pub struct Releaser {
     queue: mpsc::Sender<(SaleId, OrderId)>,
-    sales: Arc<OnceLock<Sales>>,
+    freed: Arc<OnceLock<Freed>>,
 }
+
+/// Is told of sales that have units again.
+type Freed = Box<dyn Fn(SaleId) + Send + Sync>;
 
 impl Releaser {
     /// Starts the worker. It ends when the last handle is dropped.
     pub fn start(runtime: &Handle, store: Store, gate: Gate) -> Self {
         let (queue, mut waiting) = mpsc::channel(QUEUE);
-        let sales = Arc::new(OnceLock::new());
+        let freed = Arc::new(OnceLock::new());
         let worker = Worker {
             store,
             gate,
-            sales: sales.clone(),
+            freed: freed.clone(),
         };
         runtime.spawn(async move {
             loop {
@@ -51,12 +53,12 @@ impl Releaser {
                 }
             }
         });
-        Self { queue, sales }
+        Self { queue, freed }
     }
 
-    /// Whom to tell that units are free again. Set once, when the sales' registry exists.
-    pub fn tell(&self, sales: Sales) {
-        self.sales.set(sales).ok();
+    /// Whom to tell that a sale has units again. Set once, when there is somebody who sells.
+    pub fn tell(&self, freed: impl Fn(SaleId) + Send + Sync + 'static) {
+        self.freed.set(Box::new(freed)).ok();
     }
 
     /// Tells the gate soon. Its note is durable, so a full queue loses nothing.
@@ -70,7 +72,7 @@ impl Releaser {
 struct Worker {
     store: Store,
     gate: Gate,
-    sales: Arc<OnceLock<Sales>>,
+    freed: Arc<OnceLock<Freed>>,
 }
 
 impl Worker {
@@ -95,8 +97,8 @@ impl Worker {
                 return;
             }
         };
-        if let Some(sales) = self.sales.get() {
-            sales.freed(sale);
+        if let Some(freed) = self.freed.get() {
+            freed(sale);
         }
         if let Err(error) = self.store.releases_done(sale, orders, epoch).await {
             // The script is idempotent by order: doing it again later adds nothing.

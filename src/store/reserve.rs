@@ -14,6 +14,9 @@ use crate::metrics::Pool;
 /// batch got through, so this is only reached under a storm of engines.
 const MAX_TRIES: usize = 12;
 
+/// How often a batch is run again because of an id that exists.
+const MAX_ID_CONFLICTS: usize = 2;
+
 /// An order to be made.
 #[derive(Debug, Clone)]
 pub struct NewOrder {
@@ -178,7 +181,7 @@ impl Store {
     ) -> Result<Reserve, Error> {
         let mut decided: Vec<Option<Placed>> = vec![None; orders.len()];
         let mut cut = false;
-        let mut run_again = 0;
+        let (mut run_again, mut id_conflicts) = (0, 0);
         if epoch == Epoch::Raise {
             self.plan(sale, per_buyer_limit, orders, true, &mut decided)
                 .await?;
@@ -224,6 +227,13 @@ impl Store {
                 Err(Error::RunAgain(reason)) if run_again < MAX_TRIES => {
                     run_again += 1;
                     tracing::debug!(%reason, "running a reserve batch again");
+                }
+                // Another engine has just made an order of the same purchase under the same id, between this insert's look at
+                // the purchase's key and its own entry. The next run meets it by that key. (An id that is occupied for
+                // good has no such key, and is refused again.)
+                Err(error) if error.violates("orders_pkey") && id_conflicts < MAX_ID_CONFLICTS => {
+                    id_conflicts += 1;
+                    tracing::debug!(%error, "running a reserve batch again");
                 }
                 Err(error) => return Err(error),
             }

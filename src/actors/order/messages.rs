@@ -3,9 +3,26 @@
 use actix::Message;
 
 use super::charge::ChargeEnd;
-use crate::actors::payment_supervisor::ChargePlace;
 use crate::actors::transition_writer::WriteError;
 use crate::store::{Outcome, StuckOrder};
+
+/// A place among the charges under way. Whoever gave it out is told when it is dropped, wherever that happens.
+pub struct ChargePlace(Option<Box<dyn FnOnce() + Send>>);
+
+impl ChargePlace {
+    /// A place; `free` is called when it is given back.
+    pub fn new(free: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(free)))
+    }
+}
+
+impl Drop for ChargePlace {
+    fn drop(&mut self) {
+        if let Some(free) = self.0.take() {
+            free();
+        }
+    }
+}
 
 /// Claim the order and charge it. The place is the supervisor's: it is free again when the charge has ended.
 #[derive(Message)]

@@ -16,7 +16,7 @@ use actix::{
 use tokio::runtime;
 
 pub use logic::Parts;
-pub use messages::Swept;
+pub use messages::{ChargePlace, Swept};
 pub use registry::Orders;
 
 use logic::Logic;

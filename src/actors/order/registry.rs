@@ -12,8 +12,7 @@ use tokio::runtime;
 
 use super::OrderActor;
 use super::logic::{Logic, Parts};
-use super::messages::{Cancel, Charge, Sweep, Swept};
-use crate::actors::payment_supervisor::ChargePlace;
+use super::messages::{Cancel, Charge, ChargePlace, Sweep, Swept};
 use crate::actors::transition_writer::WriteError;
 use crate::domain::{OrderId, SaleId};
 use crate::metrics;

@@ -15,7 +15,7 @@ use tokio::runtime;
 use queue::{Offer, Queue};
 
 use super::breaker::Breaker;
-use super::order::Orders;
+use super::order::{ChargePlace, Orders};
 use crate::domain::OrderId;
 use crate::metrics;
 use crate::store::{OpenOrder, Store};
@@ -72,19 +72,6 @@ impl Supervisor {
     /// Begins no further charge. What is in the queue is PENDING, and found again at the next start.
     pub fn stop_charging(&self) {
         self.0.do_send(StopCharging);
-    }
-}
-
-/// A place among the charges under way. It goes back when it is dropped, wherever that happens.
-pub struct ChargePlace {
-    order: OrderId,
-    supervisor: Addr<PaymentSupervisor>,
-    _counted: metrics::Counted,
-}
-
-impl Drop for ChargePlace {
-    fn drop(&mut self) {
-        self.supervisor.do_send(PlaceFree(self.order));
     }
 }
 
@@ -166,11 +153,11 @@ impl PaymentSupervisor {
                 break;
             }
             let Some(next) = self.queue.next() else { break };
-            let place = ChargePlace {
-                order: next.order,
-                supervisor: ctx.address(),
-                _counted: metrics::Counted::on(metrics::charges_in_flight()),
-            };
+            let (addr, counted) = (ctx.address(), metrics::Counted::on(metrics::charges_in_flight()));
+            let place = ChargePlace::new(move || {
+                drop(counted);
+                addr.do_send(PlaceFree(next.order));
+            });
             self.orders.charge(next.order, next.sale, place);
         }
         metrics::payment_queue_orders(self.queue.len());
