@@ -62,6 +62,9 @@ impl Logs {
             .iter()
         {
             let text = std::fs::read(path).unwrap_or_default();
+            if text.is_empty() {
+                continue;
+            }
             let text = String::from_utf8_lossy(&text);
             let lines: Vec<&str> = text.lines().collect();
             let skipped = lines.len().saturating_sub(TAIL);
@@ -73,17 +76,22 @@ impl Logs {
     }
 }
 
-/// A command for one of the programs: it doesn't hear the terminal's Ctrl-C (the harness stops it when it is time), and where
-/// `setpriv` is there it dies with the harness even when that is killed outright.
+/// A command for one of the programs. It doesn't hear the terminal's Ctrl-C: the harness stops it when it is time.
 pub(super) fn command(program: &Path) -> Command {
-    let mut command = match on_path("setpriv") {
-        Some(setpriv) => {
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "TERM", "--"]).arg(program);
-            command
-        }
-        None => Command::new(program),
+    prepared(Command::new(program))
+}
+
+/// The same for a program that doesn't notice when the harness is killed outright: where `setpriv` is there, it is killed as well.
+pub(super) fn mortal_command(program: &Path) -> Command {
+    let Some(setpriv) = on_path("setpriv") else {
+        return command(program);
     };
+    let mut command = Command::new(setpriv);
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    prepared(command)
+}
+
+fn prepared(mut command: Command) -> Command {
     command.process_group(0).kill_on_drop(true).stdout(Stdio::piped());
     // Settings of the one who runs the harness are not the scenario's.
     for (name, _) in std::env::vars_os() {

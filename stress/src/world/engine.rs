@@ -27,7 +27,7 @@ impl Engine {
         settings: &[(&str, String)],
         logs: &Logs,
     ) -> anyhow::Result<Self> {
-        let mut command = children::command(program);
+        let mut command = children::mortal_command(program);
         command
             .arg("serve")
             .stdin(Stdio::null())

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 pub use engine::Metrics;
 pub use external::Target;
@@ -160,12 +160,19 @@ impl World {
             .collect::<anyhow::Result<Vec<_>>>()
             .context("--url")?;
         let provider = Peer::from_url(&target.provider_url).context("--provider-url")?;
+        // A pool would try for a while and then only say that it timed out.
+        let unreachable = "--postgres-url: the database can't be reached";
+        PgConnection::connect(&target.postgres_url)
+            .await
+            .context(unreachable)?
+            .close()
+            .await?;
         let database = PgPoolOptions::new()
             .max_connections(4)
             .acquire_timeout(Duration::from_secs(30))
             .connect(&target.postgres_url)
             .await
-            .context("--postgres-url: the database can't be reached")?;
+            .context(unreachable)?;
         let redis = redis::Client::open(target.redis_url.as_str())
             .context("--redis-url")?
             .get_multiplexed_async_connection()
