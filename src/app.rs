@@ -218,6 +218,7 @@ impl Engine {
             store: store.clone(),
             provider,
             max_tries: config.payment.task_tries,
+            loan: config.payment.charge_timeout() * 3,
             period,
             waker: tasks,
         };

@@ -34,6 +34,8 @@ pub struct TaskWorker {
     pub provider: Arc<dyn PaymentProvider>,
     /// Tries before a task becomes a dead letter.
     pub max_tries: u32,
+    /// How long a worker may be at one task: two calls to the provider, and some.
+    pub loan: Duration,
     /// How often it looks by itself.
     pub period: Duration,
     /// Who wakes it in between.
@@ -65,7 +67,7 @@ impl TaskWorker {
     }
 
     async fn work_off_some(&self) -> usize {
-        let tasks = match self.store.take_due_tasks(TASKS as i64).await {
+        let tasks = match self.store.take_due_tasks(TASKS as i64, self.loan).await {
             Ok(tasks) => tasks,
             Err(error) => {
                 tracing::warn!(%error, "work owed to the provider could not be taken");
@@ -143,6 +145,9 @@ impl TaskWorker {
         {
             metrics::late_refund(LateRefund::Due);
             self.waker.wake();
+        } else {
+            // Known already, by whoever came first: there is nothing left to find out.
+            self.store.task_done(task).await?;
         }
         Ok(End::Done)
     }

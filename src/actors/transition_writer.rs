@@ -129,8 +129,8 @@ impl Worker {
                 tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
                 result = match self.store.apply(&changes).await {
                     // It stays unknown until somebody answers.
-                    Err(store::Error::Unavailable(reason)) => Err(store::Error::OutcomeUnknown(reason)),
-                    other => other,
+                    Err(error) => Err(store::Error::OutcomeUnknown(error.to_string())),
+                    done => done,
                 };
             }
             self.breaker.record(
@@ -151,7 +151,7 @@ impl Worker {
                         job.answer(outcome, after_unknown);
                     }
                 }
-                Err(error) if error.is_bad_data() && batch.len() > 1 => {
+                Err(store::Error::Refused { .. } | store::Error::Unexpected(_)) if batch.len() > 1 => {
                     let mut left = batch;
                     let right = left.split_off(left.len() / 2);
                     self.commit(left).await;

@@ -74,6 +74,10 @@ impl Watch {
                 tracing::error!(%error, "redis is not fit for selling");
             }
         }
+        if postgres.is_ok() && self.store_breaker.is_open(Instant::now()) {
+            // It answers: the next batch may ask. (Batches alone would not close the breaker where they need no commit.)
+            self.store_breaker.record(Instant::now(), true);
+        }
         postgres.is_ok()
     }
 }

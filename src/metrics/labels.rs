@@ -163,6 +163,8 @@ labels! {
         Epoch = "epoch",
         /// Postgres had fewer units than the gate said.
         Short = "short",
+        /// Gate and database differed, with nothing moving that would explain it.
+        Apart = "apart",
     }
 
     /// How a pass of the sweeper ended.

@@ -9,16 +9,21 @@ use crate::domain::{OrderId, SaleId};
 use crate::metrics::Pool;
 
 impl Store {
-    /// Releases noted longer than `min_age` ago, oldest first: those that a crash or an outage left.
+    /// Releases noted longer than `min_age` ago: those that a crash or an outage left. Of each sale a thousand at most.
     pub async fn pending_releases(
         &self,
         min_age: Duration,
         limit: i64,
     ) -> Result<Vec<(SaleId, OrderId)>, Error> {
         let mut conn = self.held(Pool::Read).await?;
+        // So many of each sale: those of one that can't be loaded mustn't stand in the way of the others'.
         let rows = sqlx::query_as::<_, (Uuid, Uuid)>(
-            "SELECT sale_id, order_id FROM gate_releases
-             WHERE created_at < clock_timestamp() - $1 * interval '1 millisecond' ORDER BY created_at LIMIT $2",
+            "SELECT note.sale_id, note.order_id
+             FROM (SELECT DISTINCT sale_id FROM gate_releases) sale
+             CROSS JOIN LATERAL (
+                SELECT sale_id, order_id FROM gate_releases WHERE sale_id = sale.sale_id
+                  AND created_at < clock_timestamp() - $1 * interval '1 millisecond' LIMIT 1000
+             ) note LIMIT $2",
         )
         .bind(min_age.as_millis() as i64)
         .bind(limit)
@@ -71,12 +76,17 @@ impl Store {
         Ok(rows.into_iter().map(OrderId).collect())
     }
 
-    /// The sales whose keys have been loaded into the gate at least once.
-    pub async fn sales_with_reservations(&self) -> Result<Vec<SaleId>, Error> {
+    /// The sales whose keys have been loaded into the gate at least once, with their epoch and the units available.
+    pub async fn loaded_sales(&self) -> Result<Vec<(SaleId, i64, i64)>, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        let rows: Vec<Uuid> = sqlx::query_scalar("SELECT sale_id FROM inventory WHERE epoch > 1")
-            .fetch_all(&mut **conn)
-            .await?;
-        Ok(rows.into_iter().map(SaleId).collect())
+        let rows = sqlx::query_as::<_, (Uuid, i64, i64)>(
+            "SELECT sale_id, epoch, available::bigint FROM inventory WHERE epoch > 1",
+        )
+        .fetch_all(&mut **conn)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(sale, epoch, available)| (SaleId(sale), epoch, available))
+            .collect())
     }
 }

@@ -40,6 +40,9 @@ pub enum Epoch {
     /// The gate was not asked. The epoch is raised, so that nothing admitted by keys that don't know of this batch can be
     /// committed after it.
     Raise,
+    /// The same, for a batch whose first commit went unanswered: it may have been in time then, so it isn't asked again whether the
+    /// sale is open.
+    RaiseAgain,
 }
 
 impl Epoch {
@@ -47,7 +50,16 @@ impl Epoch {
     pub fn admitted_under(self) -> Option<i64> {
         match self {
             Self::Exactly(epoch) => Some(epoch),
-            Self::Raise => None,
+            Self::Raise | Self::RaiseAgain => None,
+        }
+    }
+
+    /// For the same batch once more, to find out what became of it.
+    #[must_use]
+    pub fn again(self) -> Self {
+        match self {
+            Self::Raise => Self::RaiseAgain,
+            same => same,
         }
     }
 }
@@ -59,6 +71,8 @@ pub enum Placed {
     New {
         /// When.
         created_at: Timestamp,
+        /// This run made it, and no earlier one.
+        fresh: bool,
     },
     /// Another order has the same purchase's name.
     Existing(Existing),
@@ -143,7 +157,14 @@ impl Store {
                 let (left, right) = orders.split_at(orders.len() / 2);
                 let left = Box::pin(self.reserve(sale, per_buyer_limit, left, epoch)).await?;
                 // The left half may have raised the epoch; the right half raises it again, or is admitted by the same keys.
-                let right = Box::pin(self.reserve(sale, per_buyer_limit, right, epoch)).await?;
+                let right = Box::pin(self.reserve(sale, per_buyer_limit, right, epoch))
+                    .await
+                    .map_err(|error| {
+                        // A half is committed: the whole is found out about by running it again.
+                        Error::OutcomeUnknown(format!(
+                            "half of the batch is committed; the other half: {error}"
+                        ))
+                    })?;
                 Ok(match (left, right) {
                     (
                         Reserve::Done {
@@ -182,8 +203,8 @@ impl Store {
         let mut decided: Vec<Option<Placed>> = vec![None; orders.len()];
         let mut cut = false;
         let (mut run_again, mut id_conflicts) = (0, 0);
-        if epoch == Epoch::Raise {
-            self.plan(sale, per_buyer_limit, orders, true, &mut decided)
+        if epoch.admitted_under().is_none() {
+            self.plan(sale, per_buyer_limit, orders, epoch == Epoch::Raise, &mut decided)
                 .await?;
         }
         for _ in 0..MAX_TRIES {
@@ -362,9 +383,15 @@ impl Store {
             let answer = if row.try_get("fresh")? {
                 units += i64::from(quantity);
                 *per_buyer.entry(ours.buyer.as_str()).or_default() += i64::from(quantity);
-                Placed::New { created_at }
+                Placed::New {
+                    created_at,
+                    fresh: true,
+                }
             } else if order == ours.order {
-                Placed::New { created_at } // by an earlier run of this batch
+                Placed::New {
+                    created_at,
+                    fresh: false,
+                } // by an earlier run of this batch, or by another engine
             } else {
                 Placed::Existing(Existing {
                     order,
@@ -410,7 +437,7 @@ impl Store {
         // The hot row, last and shortest. CHECK decides whether there is enough; the epoch whether the gate's word still counts.
         let (expected, raise) = match epoch {
             Epoch::Exactly(epoch) => (Some(epoch), 0_i64),
-            Epoch::Raise => (None, 1),
+            Epoch::Raise | Epoch::RaiseAgain => (None, 1),
         };
         let updated = sqlx::query_as::<_, (i32, i32, i32, i32)>(
             "UPDATE inventory SET available = available - $2, held = held + $2, epoch = epoch + $4

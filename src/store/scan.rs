@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
-use super::{Error, Store};
+use super::{Error, Store, commit};
 use crate::domain::{OrderId, OrderStatus, SaleId};
 use crate::metrics::Pool;
 
@@ -32,10 +33,6 @@ pub struct StuckOrder {
     pub status: OrderStatus,
     /// Its fence when it was seen.
     pub fence: i32,
-    /// Its attempt when it was seen.
-    pub attempt: i32,
-    /// How long ago it was made (PENDING) or claimed (PROCESSING).
-    pub age: Duration,
 }
 
 impl Store {
@@ -63,21 +60,25 @@ impl Store {
             .collect()
     }
 
-    /// Age of the oldest PENDING order.
-    pub async fn oldest_pending(&self) -> Result<Duration, Error> {
+    /// PENDING orders that were made longer than the cutoff ago.
+    pub async fn stuck_pending(&self, cutoff: Duration, limit: i64) -> Result<Vec<StuckOrder>, Error> {
         let mut conn = self.held(Pool::Read).await?;
-        let micros: Option<i64> = sqlx::query_scalar(
-            "SELECT micros(clock_timestamp()) - micros(min(created_at)) FROM orders
-             WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status = 'PENDING'",
+        let rows = sqlx::query(
+            "SELECT id, sale_id, status::text AS status, fence FROM orders
+             WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
+               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PENDING'
+             LIMIT $2",
         )
-        .fetch_one(&mut **conn)
+        .bind(cutoff.as_millis() as i64)
+        .bind(limit)
+        .fetch_all(&mut **conn)
         .await?;
-        Ok(Duration::from_micros(micros.unwrap_or(0).max(0) as u64))
+        rows.iter().map(stuck_order).collect()
     }
 
-    /// Orders that are open for longer than the cutoff: PENDING since they were made, PROCESSING since they were claimed.
-    /// A claim that was looked into less than `retry_after` ago is left out.
-    pub async fn stuck_orders(
+    /// PROCESSING orders that were claimed longer than the cutoff ago, those that were looked into longest ago first. Those that were looked into
+    /// less than `retry_after` ago are left out.
+    pub async fn stuck_claims(
         &self,
         cutoff: Duration,
         retry_after: Duration,
@@ -86,35 +87,19 @@ impl Store {
         let mut conn = self.held(Pool::Read).await?;
         // clock_timestamp, the time of the statement: a transaction's own time may lie before the claims it looks at.
         let rows = sqlx::query(
-            "SELECT id, sale_id, status::text AS status, fence, attempt,
-                    micros(clock_timestamp()) - micros(CASE status WHEN 'PENDING' THEN created_at ELSE claimed_at END) AS age_us
-             FROM orders
+            "SELECT id, sale_id, status::text AS status, fence FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
-               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond'
-               AND (status = 'PENDING'
-                    OR (status = 'PROCESSING' AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'
-                        AND updated_at <= clock_timestamp() - $2 * interval '1 millisecond'))
-             LIMIT $3",
+               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PROCESSING'
+               AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'
+               AND updated_at <= clock_timestamp() - $2 * interval '1 millisecond'
+             ORDER BY updated_at LIMIT $3",
         )
         .bind(cutoff.as_millis() as i64)
         .bind(retry_after.as_millis() as i64)
         .bind(limit)
         .fetch_all(&mut **conn)
         .await?;
-        rows.iter()
-            .map(|row| {
-                let status: &str = row.try_get("status")?;
-                Ok(StuckOrder {
-                    order: OrderId(row.try_get("id")?),
-                    sale: SaleId(row.try_get("sale_id")?),
-                    status: OrderStatus::from_sql(status)
-                        .ok_or_else(|| Error::Unexpected(format!("unknown status {status}")))?,
-                    fence: row.try_get("fence")?,
-                    attempt: row.try_get("attempt")?,
-                    age: Duration::from_micros(row.try_get::<i64, _>("age_us")?.max(0) as u64),
-                })
-            })
-            .collect()
+        rows.iter().map(stuck_order).collect()
     }
 
     /// How many orders are in doubt (claimed longer than the cutoff ago) and the age of the oldest claim among them.
@@ -131,6 +116,25 @@ impl Store {
         Ok((count, Duration::from_micros(oldest_us.unwrap_or(0).max(0) as u64)))
     }
 
+    /// Looks for the oldest open order in the whole table, and puts the horizon there, also further back than it was: an order may
+    /// have come to light below it, after a commit that took very long or a database whose clock was set back. Takes seconds
+    /// with millions of orders, so it is for starts and now and then.
+    pub async fn find_horizon(&self) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let mut tx = conn.begin().await?;
+        sqlx::raw_sql("SET LOCAL statement_timeout = '10min'; SET LOCAL enable_seqscan = on")
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query(sqlx::AssertSqlSafe(format!(
+            "UPDATE open_orders_horizon
+             SET starts_at = least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
+                (SELECT min(created_at) FROM orders WHERE status IN ('PENDING', 'PROCESSING')))"
+        )))
+        .execute(&mut *tx)
+        .await?;
+        commit(tx).await
+    }
+
     /// Moves the horizon up to the oldest open order, keeping its distance from now.
     pub async fn raise_horizon(&self) -> Result<(), Error> {
         let mut conn = self.held(Pool::Settle).await?;
@@ -144,4 +148,15 @@ impl Store {
         .await?;
         Ok(())
     }
+}
+
+fn stuck_order(row: &PgRow) -> Result<StuckOrder, Error> {
+    let status: &str = row.try_get("status")?;
+    Ok(StuckOrder {
+        order: OrderId(row.try_get("id")?),
+        sale: SaleId(row.try_get("sale_id")?),
+        status: OrderStatus::from_sql(status)
+            .ok_or_else(|| Error::Unexpected(format!("unknown status {status}")))?,
+        fence: row.try_get("fence")?,
+    })
 }

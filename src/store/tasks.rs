@@ -1,5 +1,7 @@
 //! Work owed to the provider, written down before it is done: refunds of late money, and charges whose fate is unknown.
 
+use std::time::Duration;
+
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -130,9 +132,9 @@ impl Store {
         Ok(())
     }
 
-    /// Takes tasks that are due. Each is due again after a pause that doubles with every try (1 s to 5 min), so that one whose
-    /// worker dies is taken up by another.
-    pub async fn take_due_tasks(&self, limit: i64) -> Result<Vec<Task>, Error> {
+    /// Takes tasks that are due. Each is due again after `loan` and a pause that doubles with every try (1 s to
+    /// 5 min), so that one whose worker dies is taken up by another, and none while its worker may still be at it.
+    pub async fn take_due_tasks(&self, limit: i64, loan: Duration) -> Result<Vec<Task>, Error> {
         let mut conn = self.held(Pool::Settle).await?;
         let rows = sqlx::query(
             "WITH due AS MATERIALIZED (
@@ -141,13 +143,15 @@ impl Store {
             )
             UPDATE provider_tasks t
             SET tries = t.tries + 1,
-                due_at = clock_timestamp() + least(300, power(2, least(t.tries, 20))) * interval '1 second'
+                due_at = clock_timestamp() + $2 * interval '1 millisecond'
+                    + least(300, power(2, least(t.tries, 20))) * interval '1 second'
             FROM due d, payments p
             WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
               AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
             RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.tries, p.amount_minor, p.currency",
         )
         .bind(limit)
+        .bind(loan.as_millis() as i64)
         .fetch_all(&mut **conn)
         .await?;
         rows.iter()
@@ -214,11 +218,20 @@ impl Store {
         commit(tx).await
     }
 
-    /// Notes what went wrong with a task.
+    /// There is nothing left to do about a task.
+    pub async fn task_done(&self, task: &Task) -> Result<(), Error> {
+        let mut conn = self.held(Pool::Settle).await?;
+        let mut tx = conn.begin().await?;
+        delete_task(&mut tx, task.order, task.sale, task.attempt, task.kind).await?;
+        commit(tx).await
+    }
+
+    /// Notes what went wrong with a task; its loan is over, and its pause begins.
     pub async fn task_failed(&self, task: &Task, error: &str) -> Result<(), Error> {
         let mut conn = self.held(Pool::Settle).await?;
         sqlx::query(
-            "UPDATE provider_tasks SET last_error = $5
+            "UPDATE provider_tasks SET last_error = $5,
+                due_at = clock_timestamp() + least(300, power(2, least(tries - 1, 20))) * interval '1 second'
              WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
         )
         .bind(task.order.0)

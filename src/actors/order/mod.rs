@@ -19,6 +19,7 @@ pub use logic::Parts;
 pub use messages::{ChargePlace, Swept};
 pub use registry::Orders;
 
+use charge::ChargeEnd;
 use logic::Logic;
 use messages::{Cancel, Charge, ChargeEnded, Rest, Sweep};
 
@@ -80,8 +81,12 @@ impl Handler<Charge> for OrderActor {
             };
             // Busy until the charge is settled.
             let (logic, addr) = (actor.logic.clone(), ctx.address());
+            let charging = actor
+                .runtime
+                .spawn(async move { logic.charge(claim.attempt, claim.amount).await });
             actor.runtime.spawn(async move {
-                let end = logic.charge(claim.attempt, claim.amount).await;
+                // Should it have died, nobody knows what it sent.
+                let end = charging.await.unwrap_or(ChargeEnd::InDoubt);
                 addr.do_send(ChargeEnded {
                     fence: claim.fence,
                     attempt: claim.attempt,

@@ -10,8 +10,10 @@ use crate::domain::{IdempotencyDigest, OrderId, Purchase};
 /// A purchase with the id that its order will have.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The order's id, minted here.
+    /// The order's id: minted here, unless the gate knows one for this purchase.
     pub order: OrderId,
+    /// The id was minted by an earlier request, here or at another engine.
+    pub adopted: bool,
     /// The purchase.
     pub purchase: Purchase,
 }
@@ -73,6 +75,7 @@ impl<W> Batcher<W> {
         );
         self.open.push(Entry {
             order: OrderId::fresh(),
+            adopted: false,
             purchase,
         });
         Arrival::Queued

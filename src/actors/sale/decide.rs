@@ -7,6 +7,7 @@
 //!     gate away -----------------> store.reserve alone, raising the epoch
 //! ```
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -110,6 +111,13 @@ impl Decider {
                     Ok(gate::Reserve::Unprimed) => {
                         if let Err(error) = self.rebuild(RebuildReason::Unprimed, seen_rebuilds, None).await {
                             tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+                            if matches!(error, RebuildError::Store(_)) {
+                                // Neither of them has it: everybody is told so now, and the next ones at once.
+                                self.parts.store_breaker.record(Instant::now(), false);
+                                batch.turn_away(open);
+                                open = Vec::new();
+                                break;
+                            }
                         }
                         open
                     }
@@ -125,15 +133,19 @@ impl Decider {
                 }
             };
         }
-        for entry in open {
-            batch.answer(
-                entry.purchase.digest,
-                Err(Refusal::Unavailable {
-                    retry_after: RETRY_AFTER,
-                }),
-            );
-        }
+        batch.turn_away(open);
         (batch.decided, batch.available)
+    }
+
+    /// Loads the gate anew, unless it has moved on from the epoch that was found `stale`.
+    pub async fn reload(&self, stale: i64) {
+        let seen_rebuilds = self.rebuilds.load(Ordering::Acquire);
+        if let Err(error) = self
+            .rebuild(RebuildReason::Apart, seen_rebuilds, Some(stale))
+            .await
+        {
+            tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+        }
     }
 
     async fn ask_gate(&self, entries: &[Entry]) -> Result<gate::Reserve, gate::Error> {
@@ -172,10 +184,12 @@ impl Decider {
                 Verdict::Admitted => admitted.push(entry),
                 Verdict::Replay(order) => {
                     entry.order = *order;
+                    entry.adopted = true;
                     replays.push(entry);
                 }
                 Verdict::Released => {
                     entry.order = OrderId::fresh();
+                    entry.adopted = false;
                     again.push(entry);
                 }
                 Verdict::KeyReused => batch.answer(digest, Err(Refusal::KeyReused)),
@@ -194,11 +208,16 @@ impl Decider {
             return (admitted, again);
         }
         let digests: Vec<_> = replays.iter().map(|entry| entry.purchase.digest).collect();
-        match self.parts.store.find_existing(self.sale.id, &digests).await {
+        let found = self.parts.store.find_existing(self.sale.id, &digests).await;
+        self.parts.store_breaker.record(Instant::now(), found.is_ok());
+        match found {
             Ok(existing) => {
                 for entry in replays {
                     match existing.get(&entry.purchase.digest) {
-                        Some(order) => batch.replayed(&entry, order),
+                        Some(order) => {
+                            let answer = batch.replay_of(&entry, order);
+                            batch.answer(entry.purchase.digest, answer);
+                        }
                         // Reserved, and the commit never came (or isn't visible yet): it is made now, under the same id. Should
                         // another commit of it be in flight, the insert waits for it.
                         None => admitted.push(entry),
@@ -279,15 +298,18 @@ impl Decider {
             batch.available = Some(stock.available);
         }
         let mut accepted = Vec::with_capacity(entries.len());
-        let mut unwanted = Vec::new();
+        let mut refused = Vec::new();
         for ((entry, order), placed) in entries.iter().zip(&orders).zip(placed) {
             let digest = entry.purchase.digest;
             match placed {
-                Placed::New { created_at } => {
-                    accepted.push(OpenOrder {
-                        order: entry.order,
-                        sale: self.sale.id,
-                    });
+                Placed::New { created_at, fresh } => {
+                    // An order that another engine made under the same id is that engine's to hand over.
+                    if fresh || !entry.adopted {
+                        accepted.push(OpenOrder {
+                            order: entry.order,
+                            sale: self.sale.id,
+                        });
+                    }
                     let amount = Money {
                         amount_minor: order.amount_minor,
                         currency: self.sale.terms.currency,
@@ -299,42 +321,49 @@ impl Decider {
                         quantity: entry.purchase.quantity,
                         amount,
                         created_at,
-                        replayed: false,
+                        replayed: entry.adopted,
                     };
                     batch.answer(digest, Ok(accepted));
-                    continue;
                 }
-                Placed::Existing(existing) => batch.replayed(entry, &existing),
-                Placed::SoldOut => batch.answer(digest, Err(Refusal::SoldOut)),
-                Placed::LimitExceeded => batch.answer(digest, Err(batch.limit_exceeded())),
+                Placed::Existing(existing) => refused.push((entry, batch.replay_of(entry, &existing))),
+                Placed::SoldOut => refused.push((entry, Err(Refusal::SoldOut))),
+                Placed::LimitExceeded => refused.push((entry, Err(batch.limit_exceeded()))),
                 Placed::NotOpen => {
-                    batch.answer(
-                        digest,
+                    refused.push((
+                        entry,
                         Err(Refusal::NotOpen {
                             opens_at: self.sale.terms.opens_at,
                         }),
-                    );
+                    ));
                 }
-                Placed::Closed => batch.answer(digest, Err(batch.closed())),
+                Placed::Closed => refused.push((entry, Err(batch.closed()))),
                 Placed::Bad(_) => {
-                    batch.answer(
-                        digest,
+                    refused.push((
+                        entry,
                         Err(Refusal::Unavailable {
                             retry_after: RETRY_AFTER,
                         }),
-                    );
+                    ));
                 }
             }
-            unwanted.push((entry.order, entry.purchase.buyer.clone(), entry.purchase.quantity));
         }
         metrics::transitions(None, OrderStatus::Pending, By::Sale, accepted.len() as u64);
         self.parts.supervisor.hand_over(accepted);
 
-        if epoch != Epoch::Raise && !unwanted.is_empty() {
-            self.give_back(&unwanted).await;
+        if epoch.admitted_under().is_some() && !refused.is_empty() {
+            let standing = self.give_back(&refused).await;
+            for (entry, answer) in &mut refused {
+                // Another engine has made this very order meanwhile: that decision stands.
+                if let Some(existing) = standing.get(&entry.purchase.digest) {
+                    *answer = batch.replay_of(entry, existing);
+                }
+            }
             if cut && let Err(error) = self.rebuild(RebuildReason::Short, seen_rebuilds, None).await {
                 tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
             }
+        }
+        for (entry, answer) in refused {
+            batch.answer(entry.purchase.digest, answer);
         }
         Vec::new()
     }
@@ -342,21 +371,19 @@ impl Decider {
     /// Commits a batch, and finds out what became of it when the commit goes unanswered.
     async fn commit(&self, orders: &[NewOrder], epoch: Epoch) -> Result<Reserve, store::Error> {
         let started = Instant::now();
-        let run = || {
-            self.parts
-                .store
-                .reserve(self.sale.id, self.sale.terms.per_buyer_limit, orders, epoch)
-        };
-        let mut result = run().await;
+        let limit = self.sale.terms.per_buyer_limit;
+        let run = |epoch| self.parts.store.reserve(self.sale.id, limit, orders, epoch);
+        let mut result = run(epoch).await;
         for tried in 0..UNKNOWN_TRIES {
             let Err(store::Error::OutcomeUnknown(reason)) = &result else {
                 break;
             };
             tracing::warn!(sale_id = %self.sale.id, %reason, "running a batch again to learn its outcome");
             tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
-            result = match run().await {
-                Err(store::Error::Unavailable(reason)) => Err(store::Error::OutcomeUnknown(reason)),
-                other => other,
+            result = match run(epoch.again()).await {
+                // It stays unknown until somebody answers.
+                Err(error) => Err(store::Error::OutcomeUnknown(error.to_string())),
+                done => done,
             };
         }
         metrics::commit_seconds(What::Reserve, started.elapsed());
@@ -371,15 +398,34 @@ impl Decider {
     }
 
     /// Gives back what the gate had set aside for orders that did not come into being: first their ids are occupied, so that
-    /// they never can.
-    async fn give_back(&self, unwanted: &[(OrderId, crate::domain::Buyer, i32)]) {
-        let occupied = match self.parts.store.occupy(self.sale.id, unwanted).await {
+    /// they never can. Returns the purchases of which an order exists all the same.
+    async fn give_back(
+        &self,
+        refused: &[(&Entry, Result<Accepted, Refusal>)],
+    ) -> HashMap<IdempotencyDigest, Existing> {
+        let reservations: Vec<_> = refused
+            .iter()
+            .map(|(entry, _)| (entry.order, entry.purchase.buyer.clone(), entry.purchase.quantity))
+            .collect();
+        let occupied = match self.parts.store.occupy(self.sale.id, &reservations).await {
             Ok(occupied) => occupied,
             Err(error) => {
                 tracing::warn!(sale_id = %self.sale.id, %error, "left to the reaper: ids could not be occupied");
-                return;
+                return HashMap::new();
             }
         };
+        let mut standing = HashMap::new();
+        if occupied.len() < refused.len() {
+            let digests: Vec<_> = refused
+                .iter()
+                .filter(|(entry, _)| !occupied.contains(&entry.order))
+                .map(|(entry, _)| entry.purchase.digest)
+                .collect();
+            match self.parts.store.find_existing(self.sale.id, &digests).await {
+                Ok(existing) => standing = existing,
+                Err(error) => tracing::warn!(sale_id = %self.sale.id, %error, "replays can't be looked up"),
+            }
+        }
         let releases: Vec<Release> = occupied
             .into_iter()
             .map(|order| Release { order, forget: true })
@@ -387,6 +433,7 @@ impl Decider {
         if let Err(error) = self.parts.gate.release(self.sale.id, &releases).await {
             tracing::warn!(sale_id = %self.sale.id, %error, "left to the reaper: units could not be given back");
         }
+        standing
     }
 
     /// Loads the gate from the database under a raised epoch, unless somebody in this process has since `seen_rebuilds`, or
@@ -473,28 +520,38 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// The database can't be asked, and nothing was done for these.
+    fn turn_away(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            self.answer(
+                entry.purchase.digest,
+                Err(Refusal::Unavailable {
+                    retry_after: RETRY_AFTER,
+                }),
+            );
+        }
+    }
+
     fn answer(&mut self, digest: IdempotencyDigest, answer: Result<Accepted, Refusal>) {
         self.decided.push(Decided { digest, answer });
     }
 
-    fn replayed(&mut self, entry: &Entry, existing: &Existing) {
-        let answer = if existing.quantity == entry.purchase.quantity {
-            Ok(Accepted {
-                order: existing.order,
-                sale: self.sale.id,
-                buyer: entry.purchase.buyer.clone(),
-                quantity: existing.quantity,
-                amount: Money {
-                    amount_minor: existing.amount_minor,
-                    currency: self.sale.terms.currency,
-                },
-                created_at: existing.created_at,
-                replayed: true,
-            })
-        } else {
-            Err(Refusal::KeyReused)
-        };
-        self.answer(entry.purchase.digest, answer);
+    fn replay_of(&self, entry: &Entry, existing: &Existing) -> Result<Accepted, Refusal> {
+        if existing.quantity != entry.purchase.quantity {
+            return Err(Refusal::KeyReused);
+        }
+        Ok(Accepted {
+            order: existing.order,
+            sale: self.sale.id,
+            buyer: entry.purchase.buyer.clone(),
+            quantity: existing.quantity,
+            amount: Money {
+                amount_minor: existing.amount_minor,
+                currency: self.sale.terms.currency,
+            },
+            created_at: existing.created_at,
+            replayed: true,
+        })
     }
 
     fn limit_exceeded(&self) -> Refusal {

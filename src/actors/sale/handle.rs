@@ -11,7 +11,7 @@ use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::batch::Batcher;
-use super::messages::{Buy, Freed, Waiter};
+use super::messages::{Buy, Freed, Reload, Waiter};
 use super::{Decider, Parts, SaleActor, SoldOut};
 use crate::domain::{Accepted, Purchase, Refusal, Sale, SaleId};
 use crate::metrics;
@@ -96,6 +96,14 @@ impl Sales {
         let addr = self.0.handles.get(&sale).map(|handle| handle.addr.clone());
         if let Some(addr) = addr {
             addr.do_send(Freed);
+        }
+    }
+
+    /// Has a sale loaded into the gate anew, which was found at the epoch `stale` there and apart from the database.
+    pub async fn reload(&self, sale: SaleId, stale: i64) {
+        match self.handle(sale).await {
+            Ok(handle) => handle.addr.do_send(Reload { stale }),
+            Err(refusal) => tracing::warn!(sale_id = %sale, %refusal, "a sale could not be loaded anew"),
         }
     }
 

@@ -51,3 +51,11 @@ pub struct SoldOutKnown(pub Option<(Pulse, HashSet<IdempotencyDigest>)>);
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct StillSoldOut(pub Option<Pulse>);
+
+/// Gate and database are apart, with the gate at this epoch: load it anew.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Reload {
+    /// The epoch that the gate was found at.
+    pub stale: i64,
+}

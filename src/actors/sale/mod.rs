@@ -19,7 +19,7 @@ pub use decide::{Decided, Decider, Parts};
 pub use handle::{Limits, Sales};
 
 use batch::{Arrival, Batcher};
-use messages::{BatchDecided, Buy, Flush, Freed, SoldOutKnown, StillSoldOut, Waiter};
+use messages::{BatchDecided, Buy, Flush, Freed, Reload, SoldOutKnown, StillSoldOut, Waiter};
 
 use crate::domain::{IdempotencyDigest, Refusal};
 use crate::gate::Pulse;
@@ -211,6 +211,16 @@ impl Handler<Freed> for SaleActor {
 
     fn handle(&mut self, _: Freed, _: &mut Self::Context) {
         self.sold_out = SoldOut::No;
+    }
+}
+
+impl Handler<Reload> for SaleActor {
+    type Result = ();
+
+    fn handle(&mut self, Reload { stale }: Reload, _: &mut Self::Context) {
+        self.sold_out = SoldOut::No;
+        let decider = self.decider.clone();
+        self.runtime.spawn(async move { decider.reload(stale).await });
     }
 }
 

@@ -2,14 +2,14 @@
 //! the two, or its database did.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::actors::sale::Sales;
 use crate::domain::{Buyer, OrderId, SaleId};
-use crate::gate::{self, Gate, Release, Released};
+use crate::gate::{self, Gate, Pulse, Release, Released};
 use crate::metrics;
 use crate::store::{self, Store};
 
@@ -21,6 +21,22 @@ pub struct Reaper {
     sales: Sales,
     /// Per sale, up to which time of reservation all have been found to have an order: they keep it.
     checked_until: Arc<Mutex<HashMap<SaleId, Timestamp>>>,
+    /// What gate and database said of a sale at the last pass.
+    last_seen: Arc<Mutex<HashMap<SaleId, Seen>>>,
+}
+
+/// What both say of a sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    gate: Pulse,
+    epoch: i64,
+    available: i64,
+}
+
+impl Seen {
+    fn apart(&self) -> bool {
+        self.gate.epoch != self.epoch || self.gate.available != self.available
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -39,20 +55,18 @@ impl Reaper {
             gate,
             sales,
             checked_until: Arc::default(),
+            last_seen: Arc::default(),
         }
     }
 
     /// One look through all sales. A reservation younger than `grace`, by Redis' own clock, is left alone: its transaction may be
     /// under way.
-    pub async fn pass(&self, grace: Duration) {
-        let sales = match self.store.sales_with_reservations().await {
-            Ok(sales) => sales,
-            Err(error) => {
-                tracing::warn!(%error, "sales could not be looked up for reaping");
-                return;
+    pub async fn pass(&self, grace: Duration) -> Result<(), store::Error> {
+        for (sale, epoch, available) in self.store.loaded_sales().await? {
+            if let Err(error) = self.compare(sale, epoch, available).await {
+                tracing::warn!(sale_id = %sale, %error, "gate and database could not be compared");
+                continue;
             }
-        };
-        for sale in sales {
             match self.reap(sale, grace).await {
                 Ok(0) => {}
                 Ok(reaped) => {
@@ -65,13 +79,34 @@ impl Reaper {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Has a sale loaded anew when gate and database differ and nothing has moved in either since the last pass: then it is no
+    /// batch under way that makes the difference, but a Redis that has forgotten something, or a load that died. (Should it be a
+    /// batch that hangs, the load costs it another round and nothing else.)
+    async fn compare(&self, sale: SaleId, epoch: i64, available: i64) -> Result<(), Error> {
+        let Some(gate) = self.gate.pulse(sale).await? else {
+            lock(&self.last_seen).remove(&sale);
+            return Ok(());
+        };
+        let seen = Seen {
+            gate,
+            epoch,
+            available,
+        };
+        let before = lock(&self.last_seen).insert(sale, seen);
+        if seen.apart() && before == Some(seen) {
+            tracing::warn!(sale_id = %sale, ?seen, "gate and database are apart");
+            self.sales.reload(sale, gate.epoch).await;
+        }
+        Ok(())
     }
 
     async fn reap(&self, sale: SaleId, grace: Duration) -> Result<u64, Error> {
         let old = self.gate.now().await? - grace;
         // A clock that went back may date new reservations into the time that was checked: then all are looked at again.
-        let checked_until = self
-            .lock()
+        let checked_until = lock(&self.checked_until)
             .get(&sale)
             .copied()
             .filter(|checked| *checked <= old)
@@ -105,7 +140,7 @@ impl Reaper {
                 break;
             }
         }
-        self.lock().insert(sale, old);
+        lock(&self.checked_until).insert(sale, old);
         Ok(reaped)
     }
 
@@ -126,8 +161,8 @@ impl Reaper {
             Released::Unprimed => Ok(0),
         }
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SaleId, Timestamp>> {
-        self.checked_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
