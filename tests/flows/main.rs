@@ -2,6 +2,7 @@
 //! from docs/cases.md.
 
 mod crashes;
+mod interleavings;
 mod payments;
 mod requests;
 mod startup;

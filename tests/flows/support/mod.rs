@@ -3,6 +3,7 @@
 
 mod engine;
 mod http;
+mod link;
 
 use std::future::Future;
 use std::path::Path;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 pub use engine::Engine;
 pub use http::{Client, Reply};
+pub use link::Link;
 
 /// How long a condition may take to come true. Generous: it only bounds a failure.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -73,6 +75,7 @@ pub struct Setup {
     decline_percent: u8,
     settings: Vec<(String, String)>,
     engines: usize,
+    linked: bool,
 }
 
 /// An engine (or several), its database and its provider.
@@ -83,6 +86,10 @@ pub struct Bed {
     pub provider_url: String,
     pub client: Client,
     settings: Vec<(String, String)>,
+    /// Between the engines and Postgres, where it was asked for.
+    pub link: Option<Link>,
+    /// The database as the engine's role, not through the link.
+    pub engine_url: String,
     provider: tokio::task::JoinHandle<()>,
 }
 
@@ -94,6 +101,7 @@ impl Default for Setup {
             decline_percent: 0,
             settings: Vec::new(),
             engines: 1,
+            linked: false,
         };
         setup
             .set("sweeper.period_ms", 200)
@@ -116,6 +124,12 @@ impl Setup {
 
     pub fn engines(mut self, engines: usize) -> Self {
         self.engines = engines;
+        self
+    }
+
+    /// Postgres is reached through a link that can fail.
+    pub fn linked(mut self) -> Self {
+        self.linked = true;
         self
     }
 
@@ -169,8 +183,14 @@ impl Setup {
             decline_percent: self.decline_percent,
         };
         let provider = tokio::spawn(async move { mock_provider::serve(&args, listener).await });
+        let (link, engine_url) = if self.linked {
+            let (link, url) = Link::to(&database.engine_url).await;
+            (Some(link), url)
+        } else {
+            (None, database.engine_url.clone())
+        };
         let mut settings = vec![
-            (variable("postgres.url"), database.engine_url.clone()),
+            (variable("postgres.url"), engine_url),
             (
                 variable("redis.url"),
                 shared_services().await.addresses().redis_url.clone(),
@@ -189,6 +209,8 @@ impl Setup {
             provider_url,
             client: Client::default(),
             settings,
+            link,
+            engine_url: database.engine_url,
             provider,
         }
     }

@@ -1,0 +1,357 @@
+//! Interleavings that are hard to meet by chance: states that a crash or an outage leaves, made by hand. Each test states what
+//! must hold all the same.
+
+use std::time::{Duration, Instant};
+
+use fluxbuy::domain::{Buyer, Event, IdempotencyDigest, OrderId, OrderStatus, SaleId};
+use fluxbuy::gate::{Gate, Reservation, Settings};
+use fluxbuy::store::{Change, Epoch, Error, NewOrder, Store};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::{Bed, Setup, eventually, shared_services};
+
+fn store(bed: &Bed) -> Store {
+    let settings = serde_json::from_value(json!({
+        "url": bed.engine_url, "owner_url": "", "reserve_connections": 2, "settle_connections": 2, "read_connections": 2,
+        "acquire_timeout_ms": 5000, "statement_timeout_ms": 1000,
+    }))
+    .unwrap();
+    Store::new(&settings).unwrap()
+}
+
+async fn gate() -> Gate {
+    Gate::new(&Settings {
+        url: shared_services().await.addresses().redis_url.clone(),
+        response_timeout: Duration::from_secs(5),
+        connect_timeout: Duration::from_secs(5),
+    })
+    .unwrap()
+}
+
+async fn redis() -> redis::aio::MultiplexedConnection {
+    redis::Client::open(shared_services().await.addresses().redis_url.as_str())
+        .unwrap()
+        .get_multiplexed_async_connection()
+        .await
+        .unwrap()
+}
+
+fn cancelled(order: &str, sale: &str) -> Change {
+    Change {
+        order: order.parse().unwrap(),
+        sale: sale.parse().unwrap(),
+        event: Event::Cancelled,
+        expect: OrderStatus::Pending,
+        fence: None,
+        decline_code: None,
+        #[cfg(feature = "test-switches")]
+        without_guard: false,
+    }
+}
+
+fn new_order(buyer: &str, digest: u128) -> NewOrder {
+    NewOrder {
+        order: OrderId::fresh(),
+        buyer: Buyer::parse(buyer).unwrap(),
+        digest: IdempotencyDigest(Uuid::from_u128(digest)),
+        quantity: 1,
+        amount_minor: 1000,
+    }
+}
+
+/// Whether the unit that the database has free is sold within `patience`.
+async fn sells_again(bed: &Bed, sale: &str, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    let mut n = 0;
+    while Instant::now() < deadline {
+        n += 1;
+        let reply = bed.buy(sale, &format!("late{n}"), "k", 1).await;
+        if reply.status == 201 {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    false
+}
+
+/// One engine cancels and dies before it tells the gate; another dies between raising the epoch (which takes the note away)
+/// and beginning the load. The gate goes on under its old epoch, without stock, until somebody compares.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rebuild_that_dies_before_its_load_takes_no_release_with_it() {
+    let bed = Setup::default()
+        .set("sweeper.reaper_grace_ms", 6000)
+        .start_without_charging()
+        .await;
+    let sale = bed.sale(1).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    let store = store(&bed);
+    let written = store.apply(&[cancelled(&order, &sale)]).await.unwrap();
+    assert_eq!(written.released.len(), 1);
+    store.raise_epoch(sale.parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(bed.stock(&sale).await, (1, 0, 0));
+    assert!(
+        sells_again(&bed, &sale, Duration::from_secs(20)).await,
+        "a unit is free in the database, and everybody is told sold_out; gate {:?}, notes {}",
+        bed.gate_available(&sale).await,
+        bed.count("SELECT count(*) FROM gate_releases WHERE sale_id = $1", &sale)
+            .await,
+    );
+}
+
+/// A release is done in Redis and its note is gone; then Redis comes back without its last second (a replica is promoted, or the
+/// append-only file lost its end).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_forgets_its_last_second_keeps_no_unit() {
+    let bed = Setup::default()
+        .set("sweeper.reaper_grace_ms", 6000)
+        .start_without_charging()
+        .await;
+    let sale = bed.sale(1).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    let mut redis = redis().await;
+    let mut before = Vec::new();
+    for key in ["state", "keys", "held"] {
+        let name = format!("{{sale:{sale}}}:{key}");
+        let dump: Vec<u8> = redis::cmd("DUMP")
+            .arg(&name)
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+        before.push((name, dump));
+    }
+    assert_eq!(bed.cancel(&order, "ann").await.status, 200);
+    eventually("the gate is told and the note gone", || async {
+        bed.gate_available(&sale).await == Some(1)
+            && bed
+                .count("SELECT count(*) FROM gate_releases WHERE sale_id = $1", &sale)
+                .await
+                == 0
+    })
+    .await;
+    for (name, dump) in before {
+        let () = redis::cmd("RESTORE")
+            .arg(name)
+            .arg(0)
+            .arg(dump)
+            .arg("REPLACE")
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+    }
+    assert!(
+        sells_again(&bed, &sale, Duration::from_secs(20)).await,
+        "a unit is free in the database, and everybody is told sold_out"
+    );
+}
+
+/// An orphan was reaped; Redis forgets that, and the reservation is older than the reaper looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orphan_that_comes_back_is_given_back_again() {
+    let bed = Setup::default()
+        .set("sweeper.reaper_grace_ms", 6000)
+        .start_without_charging()
+        .await;
+    let sale = bed.sale(2).await;
+    bed.order(&sale, "ann", 1).await;
+    let gate = gate().await;
+    let buyer = Buyer::parse("ghost").unwrap();
+    let reservation = Reservation {
+        order: OrderId::fresh(),
+        digest: IdempotencyDigest::of(&buyer, "k"),
+        buyer,
+        quantity: 1,
+    };
+    gate.reserve(sale.parse().unwrap(), &[reservation]).await.unwrap();
+    let mut redis = redis().await;
+    let mut before = Vec::new();
+    for key in ["state", "keys", "held"] {
+        let name = format!("{{sale:{sale}}}:{key}");
+        let dump: Vec<u8> = redis::cmd("DUMP")
+            .arg(&name)
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+        before.push((name, dump));
+    }
+    eventually("it is reaped", || async {
+        bed.gate_available(&sale).await == Some(1)
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for (name, dump) in before {
+        let () = redis::cmd("RESTORE")
+            .arg(name)
+            .arg(0)
+            .arg(dump)
+            .arg("REPLACE")
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+    }
+    assert!(
+        sells_again(&bed, &sale, Duration::from_secs(20)).await,
+        "a unit is free in the database, and everybody is told sold_out"
+    );
+}
+
+/// A batch is halved for a bad row; the first half commits, the second can't be asked for. The whole has an unknown outcome.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_which_half_was_committed_is_not_called_unavailable() {
+    let bed = Setup::default().start_without_charging().await;
+    let sale = bed.sale(10).await;
+    let id: SaleId = sale.parse().unwrap();
+    let store = store(&bed);
+    let orders = [
+        new_order("good", 1),
+        new_order("bad", 2),
+        new_order("slow", 3),
+        new_order("next", 4),
+    ];
+    // An id that the reaper has occupied.
+    store
+        .occupy(id, &[(orders[1].order, orders[1].buyer.clone(), 1)])
+        .await
+        .unwrap();
+    // Another engine's transaction with the same purchase as the third, which hangs.
+    let mut other = bed.db.begin().await.unwrap();
+    sqlx::query(
+        "INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer) VALUES ($1, $2, $3, 1000, 1, 'slow')",
+    )
+    .bind(Uuid::now_v7())
+    .bind(id.0)
+    .bind(orders[2].digest.0)
+    .execute(&mut *other)
+    .await
+    .unwrap();
+    let result = store.reserve(id, None, &orders, Epoch::Raise).await;
+    other.rollback().await.unwrap();
+    let made = bed
+        .count(
+            "SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'PENDING'",
+            &sale,
+        )
+        .await;
+    assert!(
+        !(matches!(result, Err(Error::Unavailable(_))) && made > 0),
+        "{made} orders were committed by a call that says that nothing was: {result:?}"
+    );
+}
+
+/// Notes of a sale that is over and not loaded can't be done, and stand in nobody's way.
+#[tokio::test(flavor = "multi_thread")]
+async fn notes_that_cant_be_done_dont_starve_those_that_can() {
+    notes_of_a_sale_that_is_over(20_000).await;
+}
+
+async fn notes_of_a_sale_that_is_over(notes: i32) {
+    let bed = Setup::default().start_without_charging().await;
+    let sale = bed.sale(1).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    // An earlier sale was swept while Redis was away, or Redis was flushed after it.
+    let over = bed.sale(1).await;
+    sqlx::query(
+        "INSERT INTO gate_releases (sale_id, order_id, forget, created_at)
+         SELECT $1, gen_random_uuid(), false, now() - interval '1 day' FROM generate_series(1, $2)",
+    )
+    .bind(over.parse::<Uuid>().unwrap())
+    .bind(notes)
+    .execute(&bed.db)
+    .await
+    .unwrap();
+    // An engine cancels and dies before it tells the gate.
+    store(&bed).apply(&[cancelled(&order, &sale)]).await.unwrap();
+    assert!(
+        sells_again(&bed, &sale, Duration::from_secs(20)).await,
+        "the note of the live sale is never reached"
+    );
+}
+
+/// An order that became visible below the horizon (its commit waited ten minutes for a standby, or the database's clock was
+/// stepped back) is found at the next look at the whole table; a start begins with one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_below_the_horizon_is_found_all_the_same() {
+    let mut bed = Setup::default().cutoff_ms(1000).start().await;
+    let sale = bed.sale(1).await;
+    eventually("the horizon is raised", || async {
+        let raised =
+            "SELECT count(*) FROM open_orders_horizon WHERE starts_at > '-infinity' AND $1 IS NOT NULL";
+        bed.count(raised, &sale).await == 1
+    })
+    .await;
+    let id = Uuid::now_v7();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+        "BEGIN;
+         INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, created_at)
+         VALUES ('{id}', '{sale}', gen_random_uuid(), 1000, 1, 'ann', now() - interval '11 minutes');
+         INSERT INTO stock_entries (sale_id, order_id, kind, delta) VALUES ('{sale}', '{id}', 'RESERVE', -1);
+         UPDATE inventory SET available = available - 1, held = held + 1 WHERE sale_id = '{sale}';
+         COMMIT"
+    )))
+    .execute(&bed.db)
+    .await
+    .unwrap();
+    bed.start_engine().await;
+    eventually("it is charged or swept", || async {
+        bed.get_order(&id.to_string(), "ann").await["status"] != "pending"
+    })
+    .await;
+}
+
+/// Redis was flushed and Postgres is away: a load that fails turns the batch away.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_both_services_buyers_are_turned_away_soon() {
+    let bed = Setup::default().linked().start().await;
+    let sale = bed.sale(10).await;
+    assert_eq!(bed.buy(&sale, "ann", "k", 1).await.status, 201);
+    bed.settled(&sale).await;
+    let mut redis = redis().await;
+    for key in ["state", "keys", "held"] {
+        let () = redis::cmd("DEL")
+            .arg(format!("{{sale:{sale}}}:{key}"))
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+    }
+    bed.link.as_ref().unwrap().mute();
+    let mut slowest = Duration::ZERO;
+    for n in 0..3 {
+        let begun = Instant::now();
+        let reply = bed.buy(&sale, &format!("b{n}"), "k", 1).await;
+        assert_eq!(reply.status, 503);
+        slowest = slowest.max(begun.elapsed());
+    }
+    assert!(
+        slowest < Duration::from_secs(4),
+        "a buyer waited {slowest:?} to be turned away"
+    );
+}
+
+/// The breaker opened, Postgres is back, and what is asked needs no commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn replays_are_answered_once_postgres_is_back() {
+    let bed = Setup::default().linked().start().await;
+    let (sold_out, other) = (bed.sale(1).await, bed.sale(5).await);
+    assert_eq!(bed.buy(&sold_out, "ann", "k", 1).await.status, 201);
+    bed.settled(&sold_out).await;
+    bed.buy(&other, "ann", "k", 1).await;
+    bed.settled(&other).await;
+    let link = bed.link.as_ref().unwrap();
+    link.cut();
+    for n in 0..4 {
+        assert_eq!(bed.buy(&other, &format!("b{n}"), "k", 1).await.status, 503);
+    }
+    link.mend();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut refused = 0;
+    for _ in 0..50 {
+        if bed.buy(&sold_out, "ann", "k", 1).await.status == 503 {
+            refused += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(
+        refused, 0,
+        "of 50 replays within 5 s, beginning 3 s after Postgres was back"
+    );
+}

@@ -1,0 +1,89 @@
+//! A link to Postgres that can go silent or be cut.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+#[derive(Clone)]
+pub struct Link(Arc<State>);
+
+struct State {
+    /// Connections of a generation below this one are silent: nothing passes, nothing is closed.
+    cut: AtomicBool,
+    mute: AtomicBool,
+}
+
+impl Link {
+    /// A link to the server of this URL, and the URL through it.
+    pub async fn to(url: &str) -> (Self, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let here = listener.local_addr().unwrap().to_string();
+        let (before, rest) = url.split_once('@').unwrap();
+        let (there, database) = rest.split_once('/').unwrap();
+        let through = format!("{before}@{here}/{database}");
+        let there = there.to_owned();
+        let state = Arc::new(State {
+            cut: AtomicBool::new(false),
+            mute: AtomicBool::new(false),
+        });
+        let link = Self(state.clone());
+        tokio::spawn(async move {
+            loop {
+                let (mut client, _) = listener.accept().await.unwrap();
+                if state.mute.load(Ordering::SeqCst) {
+                    tokio::spawn(async move {
+                        let _open = client;
+                        std::future::pending::<()>().await;
+                    });
+                    continue;
+                }
+                if state.cut.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let (state, there) = (state.clone(), there.clone());
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(there).await.unwrap();
+                    let (mut from_client, mut from_server) = (vec![0; 65536], vec![0; 65536]);
+                    loop {
+                        let (to, data) = tokio::select! {
+                            n = client.read(&mut from_client) => {
+                                let Ok(n @ 1..) = n else { return };
+                                (&mut server, &from_client[..n])
+                            }
+                            n = server.read(&mut from_server) => {
+                                let Ok(n @ 1..) = n else { return };
+                                (&mut client, &from_server[..n])
+                            }
+                            () = tokio::time::sleep(Duration::from_millis(5)) => {
+                                if state.cut.load(Ordering::SeqCst) { return }
+                                continue;
+                            }
+                        };
+                        if state.cut.load(Ordering::SeqCst) || to.write_all(data).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        (link, through)
+    }
+
+    /// All connections are closed, and new ones too, until it is mended.
+    pub fn cut(&self) {
+        self.0.cut.store(true, Ordering::SeqCst);
+    }
+
+    /// All connections are closed; new ones come about and are never answered.
+    pub fn mute(&self) {
+        self.0.mute.store(true, Ordering::SeqCst);
+        self.0.cut.store(true, Ordering::SeqCst);
+    }
+
+    pub fn mend(&self) {
+        self.0.cut.store(false, Ordering::SeqCst);
+    }
+}
