@@ -15,6 +15,8 @@ mod tasks;
 mod transition;
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -38,6 +40,14 @@ pub struct Store {
     reserve: PgPool,
     settle: PgPool,
     read: PgPool,
+    /// How long a conversation may take before its connection is given up: the server's own limit can't be heard of when nothing
+    /// is heard.
+    limit: Duration,
+}
+
+tokio::task_local! {
+    /// Whether the conversation that is running was cut for taking too long.
+    static CUT: Arc<AtomicBool>;
 }
 
 impl Store {
@@ -76,6 +86,7 @@ impl Store {
             reserve: pool(settings.reserve_connections),
             settle: pool(settings.settle_connections),
             read: pool(settings.read_connections),
+            limit: 2 * settings.statement_timeout() + settings.acquire_timeout(),
         })
     }
 
@@ -112,14 +123,48 @@ impl Store {
 
     /// Asks whether the server answers.
     pub async fn ping(&self) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        sqlx::query("SELECT 1").execute(&mut **conn).await?;
-        Ok(())
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            sqlx::query("SELECT 1").execute(&mut **conn).await?;
+            Ok(())
+        })
+        .await
     }
 
     /// Closes all connections.
     pub async fn close(&self) {
         futures_util::future::join3(self.reserve.close(), self.settle.close(), self.read.close()).await;
+    }
+
+    /// A conversation that only asks.
+    async fn asked<T>(&self, conversation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.limited(conversation)
+            .await
+            .unwrap_or_else(|| Err(Error::Unavailable(self.no_answer())))
+    }
+
+    /// A conversation that changes something: cut off, nobody knows whether it did.
+    async fn decided<T>(&self, conversation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.limited(conversation)
+            .await
+            .unwrap_or_else(|| Err(Error::OutcomeUnknown(self.no_answer())))
+    }
+
+    fn no_answer(&self) -> String {
+        format!("no answer within {:?}; the connection is given up", self.limit)
+    }
+
+    /// Waits for a conversation within the limit. When it is over, the conversation's connection is closed and never goes back to its pool,
+    /// where it would be met with a transaction open, or not at all.
+    async fn limited<T>(&self, conversation: impl Future<Output = T>) -> Option<T> {
+        let cut = Arc::new(AtomicBool::new(false));
+        let mut conversation = Box::pin(CUT.scope(cut.clone(), conversation));
+        if let Ok(result) = tokio::time::timeout(self.limit, conversation.as_mut()).await {
+            return Some(result);
+        }
+        cut.store(true, Ordering::Release);
+        drop(conversation);
+        None
     }
 
     async fn held(&self, pool: Pool) -> Result<Held, Error> {
@@ -130,29 +175,37 @@ impl Store {
         };
         let connection = from.acquire().await?;
         Ok(Held {
-            connection,
+            connection: Some(connection),
             pool,
             since: Instant::now(),
+            cut: CUT.try_with(Clone::clone).unwrap_or_default(),
         })
     }
 }
 
 /// A connection on loan; how long is a first-class metric.
 struct Held {
-    connection: PoolConnection<Postgres>,
+    /// There until the loan ends.
+    connection: Option<PoolConnection<Postgres>>,
     pool: Pool,
     since: Instant,
+    cut: Arc<AtomicBool>,
 }
 
 impl Held {
     async fn begin(&mut self) -> Result<Transaction<'_, Postgres>, Error> {
-        Ok(self.connection.begin().await?)
+        Ok((**self).begin().await?)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         metrics::connection_held(self.pool, self.since.elapsed());
+        if self.cut.load(Ordering::Acquire)
+            && let Some(connection) = self.connection.take()
+        {
+            drop(connection.detach());
+        }
     }
 }
 
@@ -160,13 +213,17 @@ impl Deref for Held {
     type Target = PoolConnection<Postgres>;
 
     fn deref(&self) -> &Self::Target {
-        &self.connection
+        self.connection
+            .as_ref()
+            .expect("a loan has its connection until it ends")
     }
 }
 
 impl DerefMut for Held {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.connection
+        self.connection
+            .as_mut()
+            .expect("a loan has its connection until it ends")
     }
 }
 

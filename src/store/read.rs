@@ -37,107 +37,125 @@ macro_rules! sale_view_sql {
 impl Store {
     /// Lists a sale: the sale, its inventory and its first stock entry in one transaction.
     pub async fn list_sale(&self, terms: &NewSale) -> Result<SaleView, Error> {
-        let id = SaleId::fresh();
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        sqlx::query(
-            "INSERT INTO sales (id, name, unit_price_minor, currency, per_buyer_limit, max_per_order, opens_at, closes_at)
-             VALUES ($1, $2, $3, $4, $5, $6, from_micros($7), from_micros($8))",
-        )
-        .bind(id.0)
-        .bind(&terms.name)
-        .bind(terms.unit_price_minor)
-        .bind(terms.currency.as_str())
-        .bind(terms.per_buyer_limit)
-        .bind(terms.max_per_order)
-        .bind(terms.opens_at.as_microsecond())
-        .bind(terms.closes_at.map(Timestamp::as_microsecond))
-        .execute(&mut *tx)
-        .await?;
-        sqlx::query("INSERT INTO inventory (sale_id, quantity, available) VALUES ($1, $2, $2)")
+        self.decided(async {
+            let id = SaleId::fresh();
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            sqlx::query(
+                "INSERT INTO sales (id, name, unit_price_minor, currency, per_buyer_limit, max_per_order, opens_at, closes_at)
+                 VALUES ($1, $2, $3, $4, $5, $6, from_micros($7), from_micros($8))",
+            )
             .bind(id.0)
-            .bind(terms.quantity)
+            .bind(&terms.name)
+            .bind(terms.unit_price_minor)
+            .bind(terms.currency.as_str())
+            .bind(terms.per_buyer_limit)
+            .bind(terms.max_per_order)
+            .bind(terms.opens_at.as_microsecond())
+            .bind(terms.closes_at.map(Timestamp::as_microsecond))
             .execute(&mut *tx)
             .await?;
-        sqlx::query("INSERT INTO stock_entries (sale_id, kind, delta) VALUES ($1, 'LIST', $2)")
-            .bind(id.0)
-            .bind(terms.quantity)
-            .execute(&mut *tx)
-            .await?;
-        let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
-            .bind(id.0)
-            .fetch_one(&mut *tx)
-            .await?;
-        let view = sale_view(&row)?;
-        commit(tx).await?;
-        Ok(view)
+            sqlx::query("INSERT INTO inventory (sale_id, quantity, available) VALUES ($1, $2, $2)")
+                .bind(id.0)
+                .bind(terms.quantity)
+                .execute(&mut *tx)
+                .await?;
+            sqlx::query("INSERT INTO stock_entries (sale_id, kind, delta) VALUES ($1, 'LIST', $2)")
+                .bind(id.0)
+                .bind(terms.quantity)
+                .execute(&mut *tx)
+                .await?;
+            let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
+                .bind(id.0)
+                .fetch_one(&mut *tx)
+                .await?;
+            let view = sale_view(&row)?;
+            commit(tx).await?;
+            Ok(view)
+        })
+        .await
     }
 
     /// One sale with its stock.
     pub async fn sale(&self, id: SaleId) -> Result<Option<SaleView>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
-            .bind(id.0)
-            .fetch_optional(&mut **conn)
-            .await?;
-        row.as_ref().map(sale_view).transpose()
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
+                .bind(id.0)
+                .fetch_optional(&mut **conn)
+                .await?;
+            row.as_ref().map(sale_view).transpose()
+        })
+        .await
     }
 
     /// Sales in the order in which they were listed.
     pub async fn sales(&self, after: Option<SaleId>, limit: u16) -> Result<Vec<SaleView>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query(sale_view_sql!(
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query(sale_view_sql!(
             "WHERE $1::uuid IS NULL OR (s.created_at, s.id) > (SELECT created_at, id FROM sales WHERE id = $1)
              ORDER BY s.created_at, s.id LIMIT $2"
         ))
-        .bind(after.map(|id| id.0))
-        .bind(i64::from(limit))
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter().map(sale_view).collect()
+            .bind(after.map(|id| id.0))
+            .bind(i64::from(limit))
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter().map(sale_view).collect()
+        })
+        .await
     }
 
     /// Sales that are not over, the largest first; a hundred at most.
     pub async fn sales_on_offer(&self) -> Result<Vec<SaleView>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query(sale_view_sql!(
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query(sale_view_sql!(
             "WHERE s.closes_at IS NULL OR s.closes_at > clock_timestamp() ORDER BY i.available DESC LIMIT 100"
         ))
         .fetch_all(&mut **conn)
         .await?;
-        rows.iter().map(sale_view).collect()
+            rows.iter().map(sale_view).collect()
+        })
+        .await
     }
 
     /// The stock of these sales, for the gauges.
     pub async fn stocks(&self, sales: &[SaleId]) -> Result<Vec<(SaleId, Stock)>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query(
-            "SELECT sale_id, quantity, available, held, sold FROM inventory WHERE sale_id = ANY($1)",
-        )
-        .bind(sales.iter().map(|sale| sale.0).collect::<Vec<_>>())
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter()
-            .map(|row| Ok((SaleId(row.try_get("sale_id")?), stock(row)?)))
-            .collect()
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query(
+                "SELECT sale_id, quantity, available, held, sold FROM inventory WHERE sale_id = ANY($1)",
+            )
+            .bind(sales.iter().map(|sale| sale.0).collect::<Vec<_>>())
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter()
+                .map(|row| Ok((SaleId(row.try_get("sale_id")?), stock(row)?)))
+                .collect()
+        })
+        .await
     }
 
     /// One order, whoever's it is.
     pub async fn order(&self, id: OrderId) -> Result<Option<OrderView>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let row = sqlx::query(
-            "SELECT o.id, o.sale_id, o.buyer, o.quantity, o.amount_minor, s.currency, o.status::text AS status,
-                    o.failure_reason, o.attempt, micros(o.created_at) AS created_at_us,
-                    micros(o.updated_at) AS updated_at_us,
-                    (SELECT bool_and(p.status = 'REFUNDED') FROM payments p
-                     WHERE p.order_id = o.id AND p.status IN ('REFUND_DUE', 'REFUNDED')) AS refunded
-             FROM orders o JOIN sales s ON s.id = o.sale_id
-             WHERE o.id = $1 AND o.status <> 'REJECTED'",
-        )
-        .bind(id.0)
-        .fetch_optional(&mut **conn)
-        .await?;
-        row.as_ref().map(order_view).transpose()
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let row = sqlx::query(
+                "SELECT o.id, o.sale_id, o.buyer, o.quantity, o.amount_minor, s.currency, o.status::text AS status,
+                        o.failure_reason, o.attempt, micros(o.created_at) AS created_at_us,
+                        micros(o.updated_at) AS updated_at_us,
+                        (SELECT bool_and(p.status = 'REFUNDED') FROM payments p
+                         WHERE p.order_id = o.id AND p.status IN ('REFUND_DUE', 'REFUNDED')) AS refunded
+                 FROM orders o JOIN sales s ON s.id = o.sale_id
+                 WHERE o.id = $1 AND o.status <> 'REJECTED'",
+            )
+            .bind(id.0)
+            .fetch_optional(&mut **conn)
+            .await?;
+            row.as_ref().map(order_view).transpose()
+        })
+        .await
     }
 }
 

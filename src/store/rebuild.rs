@@ -40,47 +40,50 @@ impl Store {
     /// is still open. Releases that were pending are in the stock that is read, so their notes are taken away; later
     /// ones come with a note of their own, under the new epoch. `None` when there is no such sale.
     pub async fn raise_epoch(&self, sale: SaleId) -> Result<Option<Snapshot>, Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        let Some((epoch, available)) = sqlx::query_as::<_, (i64, i32)>(
-            "UPDATE inventory SET epoch = epoch + 1 WHERE sale_id = $1 RETURNING epoch, available",
-        )
-        .bind(sale.0)
-        .fetch_optional(&mut *tx)
-        .await?
-        else {
-            return Ok(None);
-        };
-        sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1")
-            .bind(sale.0)
-            .execute(&mut *tx)
-            .await?;
-        let mut orders = Vec::new();
-        {
-            let mut rows = sqlx::query(
-                "SELECT id, buyer, idempotency_digest, quantity, status::text AS status
-                 FROM orders WHERE sale_id = $1 AND idempotency_digest IS NOT NULL",
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            let Some((epoch, available)) = sqlx::query_as::<_, (i64, i32)>(
+                "UPDATE inventory SET epoch = epoch + 1 WHERE sale_id = $1 RETURNING epoch, available",
             )
             .bind(sale.0)
-            .fetch(&mut *tx);
-            while let Some(row) = rows.try_next().await? {
-                let buyer: &str = row.try_get("buyer")?;
-                let status = OrderStatus::from_sql(row.try_get("status")?);
-                orders.push(KnownOrder {
-                    order: OrderId(row.try_get("id")?),
-                    buyer: Buyer::parse(buyer)
-                        .ok_or_else(|| Error::Unexpected(format!("unreadable buyer {buyer}")))?,
-                    digest: IdempotencyDigest(row.try_get("idempotency_digest")?),
-                    quantity: row.try_get("quantity")?,
-                    holds: status.is_some_and(|status| status.is_open() || status == OrderStatus::Paid),
-                });
+            .fetch_optional(&mut *tx)
+            .await?
+            else {
+                return Ok(None);
+            };
+            sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1")
+                .bind(sale.0)
+                .execute(&mut *tx)
+                .await?;
+            let mut orders = Vec::new();
+            {
+                let mut rows = sqlx::query(
+                    "SELECT id, buyer, idempotency_digest, quantity, status::text AS status
+                 FROM orders WHERE sale_id = $1 AND idempotency_digest IS NOT NULL",
+                )
+                .bind(sale.0)
+                .fetch(&mut *tx);
+                while let Some(row) = rows.try_next().await? {
+                    let buyer: &str = row.try_get("buyer")?;
+                    let status = OrderStatus::from_sql(row.try_get("status")?);
+                    orders.push(KnownOrder {
+                        order: OrderId(row.try_get("id")?),
+                        buyer: Buyer::parse(buyer)
+                            .ok_or_else(|| Error::Unexpected(format!("unreadable buyer {buyer}")))?,
+                        digest: IdempotencyDigest(row.try_get("idempotency_digest")?),
+                        quantity: row.try_get("quantity")?,
+                        holds: status.is_some_and(|status| status.is_open() || status == OrderStatus::Paid),
+                    });
+                }
             }
-        }
-        commit(tx).await?;
-        Ok(Some(Snapshot {
-            epoch,
-            available: available.into(),
-            orders,
-        }))
+            commit(tx).await?;
+            Ok(Some(Snapshot {
+                epoch,
+                available: available.into(),
+                orders,
+            }))
+        })
+        .await
     }
 }

@@ -274,58 +274,61 @@ impl Store {
         check_times: bool,
         decided: &mut [Option<Placed>],
     ) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Reserve).await?;
-        let (available, not_open, closed): (i32, bool, bool) = sqlx::query_as(
-            "SELECT i.available, clock_timestamp() < s.opens_at, coalesce(clock_timestamp() >= s.closes_at, false)
-             FROM inventory i JOIN sales s ON s.id = i.sale_id WHERE i.sale_id = $1",
-        )
-        .bind(sale.0)
-        .fetch_one(&mut **conn)
-        .await?;
-        let digests: Vec<Uuid> = orders.iter().map(|order| order.digest.0).collect();
-        let existing: Vec<Uuid> = sqlx::query_scalar(
-            "SELECT idempotency_digest FROM orders WHERE sale_id = $1 AND idempotency_digest = ANY($2)",
-        )
-        .bind(sale.0)
-        .bind(&digests)
-        .fetch_all(&mut **conn)
-        .await?;
-        let mut used: HashMap<String, i64> = HashMap::new();
-        if per_buyer_limit.is_some() {
-            let buyers: Vec<&str> = orders.iter().map(|order| order.buyer.as_str()).collect();
-            used = sqlx::query_as::<_, (String, i32)>(
-                "SELECT buyer, used FROM buyer_allotments WHERE sale_id = $1 AND buyer = ANY($2)",
+        self.decided(async {
+            let mut conn = self.held(Pool::Reserve).await?;
+            let (available, not_open, closed): (i32, bool, bool) = sqlx::query_as(
+                "SELECT i.available, clock_timestamp() < s.opens_at, coalesce(clock_timestamp() >= s.closes_at, false)
+                 FROM inventory i JOIN sales s ON s.id = i.sale_id WHERE i.sale_id = $1",
             )
             .bind(sale.0)
-            .bind(&buyers)
+            .fetch_one(&mut **conn)
+            .await?;
+            let digests: Vec<Uuid> = orders.iter().map(|order| order.digest.0).collect();
+            let existing: Vec<Uuid> = sqlx::query_scalar(
+                "SELECT idempotency_digest FROM orders WHERE sale_id = $1 AND idempotency_digest = ANY($2)",
+            )
+            .bind(sale.0)
+            .bind(&digests)
             .fetch_all(&mut **conn)
-            .await?
-            .into_iter()
-            .map(|(buyer, used)| (buyer, i64::from(used)))
-            .collect();
-        }
-        let mut free = i64::from(available);
-        for (order, decision) in orders.iter().zip(decided) {
-            if existing.contains(&order.digest.0) {
-                continue; // the insert answers it, and takes nothing for it
+            .await?;
+            let mut used: HashMap<String, i64> = HashMap::new();
+            if per_buyer_limit.is_some() {
+                let buyers: Vec<&str> = orders.iter().map(|order| order.buyer.as_str()).collect();
+                used = sqlx::query_as::<_, (String, i32)>(
+                    "SELECT buyer, used FROM buyer_allotments WHERE sale_id = $1 AND buyer = ANY($2)",
+                )
+                .bind(sale.0)
+                .bind(&buyers)
+                .fetch_all(&mut **conn)
+                .await?
+                .into_iter()
+                .map(|(buyer, used)| (buyer, i64::from(used)))
+                .collect();
             }
-            let quantity = i64::from(order.quantity);
-            let held = used.entry(order.buyer.as_str().to_owned()).or_default();
-            *decision = if check_times && not_open {
-                Some(Placed::NotOpen)
-            } else if check_times && closed {
-                Some(Placed::Closed)
-            } else if per_buyer_limit.is_some_and(|limit| *held + quantity > i64::from(limit)) {
-                Some(Placed::LimitExceeded)
-            } else if quantity > free {
-                Some(Placed::SoldOut)
-            } else {
-                free -= quantity;
-                *held += quantity;
-                None
-            };
-        }
-        Ok(())
+            let mut free = i64::from(available);
+            for (order, decision) in orders.iter().zip(decided) {
+                if existing.contains(&order.digest.0) {
+                    continue; // the insert answers it, and takes nothing for it
+                }
+                let quantity = i64::from(order.quantity);
+                let held = used.entry(order.buyer.as_str().to_owned()).or_default();
+                *decision = if check_times && not_open {
+                    Some(Placed::NotOpen)
+                } else if check_times && closed {
+                    Some(Placed::Closed)
+                } else if per_buyer_limit.is_some_and(|limit| *held + quantity > i64::from(limit)) {
+                    Some(Placed::LimitExceeded)
+                } else if quantity > free {
+                    Some(Placed::SoldOut)
+                } else {
+                    free -= quantity;
+                    *held += quantity;
+                    None
+                };
+            }
+            Ok(())
+        })
+        .await
     }
 
     async fn try_reserve(
@@ -335,137 +338,140 @@ impl Store {
         orders: &[&NewOrder],
         epoch: Epoch,
     ) -> Result<Try, Error> {
-        // In the order of the unique key, so that two engines with the same purchases wait for each other in one order.
-        let mut sorted = orders.to_vec();
-        sorted.sort_unstable_by_key(|order| order.digest);
-        let column = |f: fn(&NewOrder) -> Uuid| sorted.iter().map(|order| f(order)).collect::<Vec<_>>();
+        self.decided(async {
+            // In the order of the unique key, so that two engines with the same purchases wait for each other in one order.
+            let mut sorted = orders.to_vec();
+            sorted.sort_unstable_by_key(|order| order.digest);
+            let column = |f: fn(&NewOrder) -> Uuid| sorted.iter().map(|order| f(order)).collect::<Vec<_>>();
 
-        let mut conn = self.held(Pool::Reserve).await?;
-        let mut tx = conn.begin().await?;
-        // DO UPDATE and not DO NOTHING: it waits for a transaction in flight that has the same purchase, and so tells
-        // the truth about a commit whose answer was lost. A fresh row has no xmax.
-        let rows = sqlx::query(
-            "WITH ins AS (
-                INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
-                SELECT o.id, $1, o.digest, o.amount_minor, o.quantity, o.buyer
-                FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[])
-                    AS o (id, digest, amount_minor, quantity, buyer)
-                ON CONFLICT ON CONSTRAINT orders_idempotency DO UPDATE SET touch = orders.touch + 1
-                RETURNING id, idempotency_digest, quantity, amount_minor, created_at, (xmax = 0) AS fresh
-            ), entries AS (
-                INSERT INTO stock_entries (sale_id, order_id, kind, delta)
-                SELECT $1, id, 'RESERVE', -quantity FROM ins WHERE fresh
-            )
-            SELECT id, idempotency_digest, quantity, amount_minor, micros(created_at) AS created_at_us, fresh FROM ins",
-        )
-        .bind(sale.0)
-        .bind(column(|order| order.order.0))
-        .bind(column(|order| order.digest.0))
-        .bind(sorted.iter().map(|order| order.amount_minor).collect::<Vec<_>>())
-        .bind(sorted.iter().map(|order| order.quantity).collect::<Vec<_>>())
-        .bind(sorted.iter().map(|order| order.buyer.as_str()).collect::<Vec<_>>())
-        .fetch_all(&mut *tx)
-        .await?;
-
-        let by_digest: HashMap<IdempotencyDigest, &NewOrder> =
-            sorted.iter().map(|order| (order.digest, *order)).collect();
-        let mut placed = HashMap::with_capacity(rows.len());
-        let mut per_buyer: HashMap<&str, i64> = HashMap::new();
-        let mut units = 0_i64;
-        for row in rows {
-            let order = OrderId(row.try_get("id")?);
-            let digest = IdempotencyDigest(row.try_get("idempotency_digest")?);
-            let quantity: i32 = row.try_get("quantity")?;
-            let created_at = timestamp(row.try_get("created_at_us")?);
-            let Some(ours) = by_digest.get(&digest) else {
-                return Err(Error::Unexpected(format!("order {order} was not asked for")));
-            };
-            let answer = if row.try_get("fresh")? {
-                units += i64::from(quantity);
-                *per_buyer.entry(ours.buyer.as_str()).or_default() += i64::from(quantity);
-                Placed::New {
-                    created_at,
-                    fresh: true,
-                }
-            } else if order == ours.order {
-                Placed::New {
-                    created_at,
-                    fresh: false,
-                } // by an earlier run of this batch, or by another engine
-            } else {
-                Placed::Existing(Existing {
-                    order,
-                    quantity,
-                    amount_minor: row.try_get("amount_minor")?,
-                    created_at,
-                })
-            };
-            placed.insert(digest, answer);
-        }
-        if units == 0 {
-            commit(tx).await?;
-            return Ok(Try::Committed { placed, stock: None });
-        }
-
-        if let Some(limit) = per_buyer_limit {
-            if per_buyer.values().any(|units| *units > i64::from(limit)) {
-                return Ok(Try::Short);
-            }
-            let mut allotments: Vec<(&str, i32)> = per_buyer
-                .iter()
-                .map(|(buyer, units)| (*buyer, *units as i32))
-                .collect();
-            allotments.sort_unstable();
-            let granted = sqlx::query(
-                "INSERT INTO buyer_allotments (sale_id, buyer, used)
-                 SELECT $1, a.buyer, a.units FROM unnest($2::text[], $3::int[]) AS a (buyer, units)
-                 ON CONFLICT (sale_id, buyer) DO UPDATE SET used = buyer_allotments.used + excluded.used
-                    WHERE buyer_allotments.used + excluded.used <= $4",
+            let mut conn = self.held(Pool::Reserve).await?;
+            let mut tx = conn.begin().await?;
+            // DO UPDATE and not DO NOTHING: it waits for a transaction in flight that has the same purchase, and so tells
+            // the truth about a commit whose answer was lost. A fresh row has no xmax.
+            let rows = sqlx::query(
+                "WITH ins AS (
+                    INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
+                    SELECT o.id, $1, o.digest, o.amount_minor, o.quantity, o.buyer
+                    FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[])
+                        AS o (id, digest, amount_minor, quantity, buyer)
+                    ON CONFLICT ON CONSTRAINT orders_idempotency DO UPDATE SET touch = orders.touch + 1
+                    RETURNING id, idempotency_digest, quantity, amount_minor, created_at, (xmax = 0) AS fresh
+                ), entries AS (
+                    INSERT INTO stock_entries (sale_id, order_id, kind, delta)
+                    SELECT $1, id, 'RESERVE', -quantity FROM ins WHERE fresh
+                )
+                SELECT id, idempotency_digest, quantity, amount_minor, micros(created_at) AS created_at_us, fresh FROM ins",
             )
             .bind(sale.0)
-            .bind(allotments.iter().map(|(buyer, _)| *buyer).collect::<Vec<_>>())
-            .bind(allotments.iter().map(|(_, units)| *units).collect::<Vec<_>>())
-            .bind(limit)
-            .execute(&mut *tx)
-            .await?
-            .rows_affected();
-            if granted != allotments.len() as u64 {
-                return Ok(Try::Short);
-            }
-        }
+            .bind(column(|order| order.order.0))
+            .bind(column(|order| order.digest.0))
+            .bind(sorted.iter().map(|order| order.amount_minor).collect::<Vec<_>>())
+            .bind(sorted.iter().map(|order| order.quantity).collect::<Vec<_>>())
+            .bind(sorted.iter().map(|order| order.buyer.as_str()).collect::<Vec<_>>())
+            .fetch_all(&mut *tx)
+            .await?;
 
-        // The hot row, last and shortest. CHECK decides whether there is enough; the epoch whether the gate's word still counts.
-        let (expected, raise) = match epoch {
-            Epoch::Exactly(epoch) => (Some(epoch), 0_i64),
-            Epoch::Raise | Epoch::RaiseAgain => (None, 1),
-        };
-        let updated = sqlx::query_as::<_, (i32, i32, i32, i32)>(
-            "UPDATE inventory SET available = available - $2, held = held + $2, epoch = epoch + $4
-             WHERE sale_id = $1 AND ($3::bigint IS NULL OR epoch = $3)
-             RETURNING quantity, available, held, sold",
-        )
-        .bind(sale.0)
-        .bind(units as i32)
-        .bind(expected)
-        .bind(raise)
-        .fetch_optional(&mut *tx)
-        .await;
-        let stock = match updated.map_err(Error::from) {
-            Ok(Some((quantity, available, held, sold))) => Stock {
-                quantity: quantity.into(),
-                available: available.into(),
-                held: held.into(),
-                sold: sold.into(),
-            },
-            Ok(None) => return Ok(Try::StaleEpoch),
-            Err(error) if error.violates("inventory_available_in_range") => return Ok(Try::Short),
-            Err(error) => return Err(error),
-        };
-        commit(tx).await?;
-        Ok(Try::Committed {
-            placed,
-            stock: Some(stock),
+            let by_digest: HashMap<IdempotencyDigest, &NewOrder> =
+                sorted.iter().map(|order| (order.digest, *order)).collect();
+            let mut placed = HashMap::with_capacity(rows.len());
+            let mut per_buyer: HashMap<&str, i64> = HashMap::new();
+            let mut units = 0_i64;
+            for row in rows {
+                let order = OrderId(row.try_get("id")?);
+                let digest = IdempotencyDigest(row.try_get("idempotency_digest")?);
+                let quantity: i32 = row.try_get("quantity")?;
+                let created_at = timestamp(row.try_get("created_at_us")?);
+                let Some(ours) = by_digest.get(&digest) else {
+                    return Err(Error::Unexpected(format!("order {order} was not asked for")));
+                };
+                let answer = if row.try_get("fresh")? {
+                    units += i64::from(quantity);
+                    *per_buyer.entry(ours.buyer.as_str()).or_default() += i64::from(quantity);
+                    Placed::New {
+                        created_at,
+                        fresh: true,
+                    }
+                } else if order == ours.order {
+                    Placed::New {
+                        created_at,
+                        fresh: false,
+                    } // by an earlier run of this batch, or by another engine
+                } else {
+                    Placed::Existing(Existing {
+                        order,
+                        quantity,
+                        amount_minor: row.try_get("amount_minor")?,
+                        created_at,
+                    })
+                };
+                placed.insert(digest, answer);
+            }
+            if units == 0 {
+                commit(tx).await?;
+                return Ok(Try::Committed { placed, stock: None });
+            }
+
+            if let Some(limit) = per_buyer_limit {
+                if per_buyer.values().any(|units| *units > i64::from(limit)) {
+                    return Ok(Try::Short);
+                }
+                let mut allotments: Vec<(&str, i32)> = per_buyer
+                    .iter()
+                    .map(|(buyer, units)| (*buyer, *units as i32))
+                    .collect();
+                allotments.sort_unstable();
+                let granted = sqlx::query(
+                    "INSERT INTO buyer_allotments (sale_id, buyer, used)
+                     SELECT $1, a.buyer, a.units FROM unnest($2::text[], $3::int[]) AS a (buyer, units)
+                     ON CONFLICT (sale_id, buyer) DO UPDATE SET used = buyer_allotments.used + excluded.used
+                        WHERE buyer_allotments.used + excluded.used <= $4",
+                )
+                .bind(sale.0)
+                .bind(allotments.iter().map(|(buyer, _)| *buyer).collect::<Vec<_>>())
+                .bind(allotments.iter().map(|(_, units)| *units).collect::<Vec<_>>())
+                .bind(limit)
+                .execute(&mut *tx)
+                .await?
+                .rows_affected();
+                if granted != allotments.len() as u64 {
+                    return Ok(Try::Short);
+                }
+            }
+
+            // The hot row, last and shortest. CHECK decides whether there is enough; the epoch whether the gate's word still counts.
+            let (expected, raise) = match epoch {
+                Epoch::Exactly(epoch) => (Some(epoch), 0_i64),
+                Epoch::Raise | Epoch::RaiseAgain => (None, 1),
+            };
+            let updated = sqlx::query_as::<_, (i32, i32, i32, i32)>(
+                "UPDATE inventory SET available = available - $2, held = held + $2, epoch = epoch + $4
+                 WHERE sale_id = $1 AND ($3::bigint IS NULL OR epoch = $3)
+                 RETURNING quantity, available, held, sold",
+            )
+            .bind(sale.0)
+            .bind(units as i32)
+            .bind(expected)
+            .bind(raise)
+            .fetch_optional(&mut *tx)
+            .await;
+            let stock = match updated.map_err(Error::from) {
+                Ok(Some((quantity, available, held, sold))) => Stock {
+                    quantity: quantity.into(),
+                    available: available.into(),
+                    held: held.into(),
+                    sold: sold.into(),
+                },
+                Ok(None) => return Ok(Try::StaleEpoch),
+                Err(error) if error.violates("inventory_available_in_range") => return Ok(Try::Short),
+                Err(error) => return Err(error),
+            };
+            commit(tx).await?;
+            Ok(Try::Committed {
+                placed,
+                stock: Some(stock),
         })
+        })
+        .await
     }
 
     /// Finds the orders of these purchases, if they exist, without writing anything.
@@ -474,30 +480,33 @@ impl Store {
         sale: SaleId,
         digests: &[IdempotencyDigest],
     ) -> Result<HashMap<IdempotencyDigest, Existing>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, i64, i64)>(
-            "SELECT idempotency_digest, id, quantity, amount_minor, micros(created_at)
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, i64, i64)>(
+                "SELECT idempotency_digest, id, quantity, amount_minor, micros(created_at)
              FROM orders WHERE sale_id = $1 AND idempotency_digest = ANY($2)",
-        )
-        .bind(sale.0)
-        .bind(digests.iter().map(|digest| digest.0).collect::<Vec<_>>())
-        .fetch_all(&mut **conn)
-        .await?;
-        Ok(rows
-            .into_iter()
-            .map(|(digest, order, quantity, amount_minor, created_at_us)| {
-                let created_at = timestamp(created_at_us);
-                (
-                    IdempotencyDigest(digest),
-                    Existing {
-                        order: OrderId(order),
-                        quantity,
-                        amount_minor,
-                        created_at,
-                    },
-                )
-            })
-            .collect())
+            )
+            .bind(sale.0)
+            .bind(digests.iter().map(|digest| digest.0).collect::<Vec<_>>())
+            .fetch_all(&mut **conn)
+            .await?;
+            Ok(rows
+                .into_iter()
+                .map(|(digest, order, quantity, amount_minor, created_at_us)| {
+                    let created_at = timestamp(created_at_us);
+                    (
+                        IdempotencyDigest(digest),
+                        Existing {
+                            order: OrderId(order),
+                            quantity,
+                            amount_minor,
+                            created_at,
+                        },
+                    )
+                })
+                .collect())
+        })
+        .await
     }
 
     /// Occupies the ids of orders that must never come into being, so that their units may be given back in the gate.
@@ -509,45 +518,48 @@ impl Store {
         sale: SaleId,
         reservations: &[(OrderId, Buyer, i32)],
     ) -> Result<Vec<OrderId>, Error> {
-        let mut sorted = reservations.to_vec();
-        sorted.sort_unstable_by_key(|(order, ..)| *order);
-        let ids: Vec<Uuid> = sorted.iter().map(|(order, ..)| order.0).collect();
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        // The amount of an order that never was; the column wants one.
-        sqlx::query(
-            "INSERT INTO orders (id, sale_id, amount_minor, quantity, buyer, status)
+        self.decided(async {
+            let mut sorted = reservations.to_vec();
+            sorted.sort_unstable_by_key(|(order, ..)| *order);
+            let ids: Vec<Uuid> = sorted.iter().map(|(order, ..)| order.0).collect();
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            // The amount of an order that never was; the column wants one.
+            sqlx::query(
+                "INSERT INTO orders (id, sale_id, amount_minor, quantity, buyer, status)
              SELECT o.id, $1, 1, o.quantity, o.buyer, 'REJECTED'
              FROM unnest($2::uuid[], $3::int[], $4::text[]) AS o (id, quantity, buyer)
              ON CONFLICT (id, sale_id) DO NOTHING",
-        )
-        .bind(sale.0)
-        .bind(&ids)
-        .bind(
-            sorted
-                .iter()
-                .map(|(_, _, quantity)| *quantity)
-                .collect::<Vec<_>>(),
-        )
-        .bind(
-            sorted
-                .iter()
-                .map(|(_, buyer, _)| buyer.as_str())
-                .collect::<Vec<_>>(),
-        )
-        .execute(&mut *tx)
-        .await?;
-        let occupied: Vec<(Uuid, String)> =
-            sqlx::query_as("SELECT id, status::text FROM orders WHERE id = ANY($1) AND sale_id = $2")
-                .bind(&ids)
-                .bind(sale.0)
-                .fetch_all(&mut *tx)
-                .await?;
-        commit(tx).await?;
-        Ok(occupied
-            .into_iter()
-            .filter(|(_, status)| status == OrderStatus::Rejected.as_sql())
-            .map(|(id, _)| OrderId(id))
-            .collect())
+            )
+            .bind(sale.0)
+            .bind(&ids)
+            .bind(
+                sorted
+                    .iter()
+                    .map(|(_, _, quantity)| *quantity)
+                    .collect::<Vec<_>>(),
+            )
+            .bind(
+                sorted
+                    .iter()
+                    .map(|(_, buyer, _)| buyer.as_str())
+                    .collect::<Vec<_>>(),
+            )
+            .execute(&mut *tx)
+            .await?;
+            let occupied: Vec<(Uuid, String)> =
+                sqlx::query_as("SELECT id, status::text FROM orders WHERE id = ANY($1) AND sale_id = $2")
+                    .bind(&ids)
+                    .bind(sale.0)
+                    .fetch_all(&mut *tx)
+                    .await?;
+            commit(tx).await?;
+            Ok(occupied
+                .into_iter()
+                .filter(|(_, status)| status == OrderStatus::Rejected.as_sql())
+                .map(|(id, _)| OrderId(id))
+                .collect())
+        })
+        .await
     }
 }

@@ -39,41 +39,47 @@ impl Store {
     /// PENDING orders that are older than `min_age`: left by a crash, by another replica, or by a queue that was full.
     /// Rows that somebody is working on just now are skipped.
     pub async fn pending_orders(&self, min_age: Duration, limit: i64) -> Result<Vec<OpenOrder>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query(
-            "SELECT id, sale_id FROM orders
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query(
+                "SELECT id, sale_id FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
                AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PENDING'
              LIMIT $2 FOR UPDATE SKIP LOCKED",
-        )
-        .bind(min_age.as_millis() as i64)
-        .bind(limit)
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(OpenOrder {
-                    order: OrderId(row.try_get("id")?),
-                    sale: SaleId(row.try_get("sale_id")?),
+            )
+            .bind(min_age.as_millis() as i64)
+            .bind(limit)
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter()
+                .map(|row| {
+                    Ok(OpenOrder {
+                        order: OrderId(row.try_get("id")?),
+                        sale: SaleId(row.try_get("sale_id")?),
+                    })
                 })
-            })
-            .collect()
+                .collect()
+        })
+        .await
     }
 
     /// PENDING orders that were made longer than the cutoff ago.
     pub async fn stuck_pending(&self, cutoff: Duration, limit: i64) -> Result<Vec<StuckOrder>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query(
-            "SELECT id, sale_id, status::text AS status, fence FROM orders
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query(
+                "SELECT id, sale_id, status::text AS status, fence FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
                AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PENDING'
              LIMIT $2",
-        )
-        .bind(cutoff.as_millis() as i64)
-        .bind(limit)
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter().map(stuck_order).collect()
+            )
+            .bind(cutoff.as_millis() as i64)
+            .bind(limit)
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter().map(stuck_order).collect()
+        })
+        .await
     }
 
     /// PROCESSING orders that were claimed longer than the cutoff ago, those that were looked into longest ago first. Those that were looked into
@@ -84,36 +90,42 @@ impl Store {
         retry_after: Duration,
         limit: i64,
     ) -> Result<Vec<StuckOrder>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        // clock_timestamp, the time of the statement: a transaction's own time may lie before the claims it looks at.
-        let rows = sqlx::query(
-            "SELECT id, sale_id, status::text AS status, fence FROM orders
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            // clock_timestamp, the time of the statement: a transaction's own time may lie before the claims it looks at.
+            let rows = sqlx::query(
+                "SELECT id, sale_id, status::text AS status, fence FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
                AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PROCESSING'
                AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'
                AND updated_at <= clock_timestamp() - $2 * interval '1 millisecond'
              ORDER BY updated_at LIMIT $3",
-        )
-        .bind(cutoff.as_millis() as i64)
-        .bind(retry_after.as_millis() as i64)
-        .bind(limit)
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter().map(stuck_order).collect()
+            )
+            .bind(cutoff.as_millis() as i64)
+            .bind(retry_after.as_millis() as i64)
+            .bind(limit)
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter().map(stuck_order).collect()
+        })
+        .await
     }
 
     /// How many orders are in doubt (claimed longer than the cutoff ago) and the age of the oldest claim among them.
     pub async fn in_doubt(&self, cutoff: Duration) -> Result<(i64, Duration), Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let (count, oldest_us): (i64, Option<i64>) = sqlx::query_as(
-            "SELECT count(*), micros(clock_timestamp()) - micros(min(claimed_at)) FROM orders
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let (count, oldest_us): (i64, Option<i64>) = sqlx::query_as(
+                "SELECT count(*), micros(clock_timestamp()) - micros(min(claimed_at)) FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
                AND status = 'PROCESSING' AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'",
-        )
-        .bind(cutoff.as_millis() as i64)
-        .fetch_one(&mut **conn)
-        .await?;
-        Ok((count, Duration::from_micros(oldest_us.unwrap_or(0).max(0) as u64)))
+            )
+            .bind(cutoff.as_millis() as i64)
+            .fetch_one(&mut **conn)
+            .await?;
+            Ok((count, Duration::from_micros(oldest_us.unwrap_or(0).max(0) as u64)))
+        })
+        .await
     }
 
     /// Looks for the oldest open order in the whole table, and puts the horizon there, also further back than it was: an order may
@@ -137,16 +149,19 @@ impl Store {
 
     /// Moves the horizon up to the oldest open order, keeping its distance from now.
     pub async fn raise_horizon(&self) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        sqlx::query(sqlx::AssertSqlSafe(format!(
-            "UPDATE open_orders_horizon h
-             SET starts_at = greatest(h.starts_at, least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
-                (SELECT min(created_at) FROM orders
-                 WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status IN ('PENDING', 'PROCESSING'))))"
-        )))
-        .execute(&mut **conn)
-        .await?;
-        Ok(())
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            sqlx::query(sqlx::AssertSqlSafe(format!(
+                "UPDATE open_orders_horizon h
+                 SET starts_at = greatest(h.starts_at, least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
+                    (SELECT min(created_at) FROM orders
+                     WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status IN ('PENDING', 'PROCESSING'))))"
+            )))
+            .execute(&mut **conn)
+            .await?;
+            Ok(())
+        })
+        .await
     }
 }
 

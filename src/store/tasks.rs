@@ -79,20 +79,21 @@ impl Store {
         sale: SaleId,
         attempt: i32,
     ) -> Result<bool, Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        let failed: Option<i32> = sqlx::query_scalar(
-            "SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE",
-        )
-        .bind(order.0)
-        .bind(sale.0)
-        .fetch_optional(&mut *tx)
-        .await?;
-        if failed.is_none() {
-            return Ok(false);
-        }
-        let recorded = sqlx::query(
-            "WITH late AS (
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            let failed: Option<i32> = sqlx::query_scalar(
+                "SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE",
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .fetch_optional(&mut *tx)
+            .await?;
+            if failed.is_none() {
+                return Ok(false);
+            }
+            let recorded = sqlx::query(
+                "WITH late AS (
                 UPDATE payments SET status = 'REFUND_DUE', updated_at = clock_timestamp()
                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3
                   AND status IN ('INITIATED', 'IN_DOUBT', 'VOIDED', 'NOT_SENT', 'DECLINED')
@@ -103,95 +104,106 @@ impl Store {
             )
             INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
             SELECT order_id, sale_id, attempt, 'REFUND' FROM late",
-        )
-        .bind(order.0)
-        .bind(sale.0)
-        .bind(attempt)
-        .execute(&mut *tx)
-        .await?
-        .rows_affected();
-        if recorded == 1 {
-            delete_task(&mut tx, order, sale, attempt, TaskKind::Resolve).await?;
-        }
-        commit(tx).await?;
-        Ok(recorded == 1)
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .execute(&mut *tx)
+            .await?
+            .rows_affected();
+            if recorded == 1 {
+                delete_task(&mut tx, order, sale, attempt, TaskKind::Resolve).await?;
+            }
+            commit(tx).await?;
+            Ok(recorded == 1)
+        })
+        .await
     }
 
     /// Notes on an open payment that its outcome is in doubt.
     pub async fn mark_in_doubt(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        sqlx::query(
-            "UPDATE payments SET status = 'IN_DOUBT', updated_at = clock_timestamp()
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            sqlx::query(
+                "UPDATE payments SET status = 'IN_DOUBT', updated_at = clock_timestamp()
              WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'INITIATED'",
-        )
-        .bind(order.0)
-        .bind(sale.0)
-        .bind(attempt)
-        .execute(&mut **conn)
-        .await?;
-        Ok(())
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .execute(&mut **conn)
+            .await?;
+            Ok(())
+        })
+        .await
     }
 
     /// Takes tasks that are due. Each is due again after `loan` and a pause that doubles with every try (1 s to
     /// 5 min), so that one whose worker dies is taken up by another, and none while its worker may still be at it.
     pub async fn take_due_tasks(&self, limit: i64, loan: Duration) -> Result<Vec<Task>, Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let rows = sqlx::query(
-            "WITH due AS MATERIALIZED (
-                SELECT order_id, sale_id, attempt, kind FROM provider_tasks
-                WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let rows = sqlx::query(
+                "WITH due AS MATERIALIZED (
+                    SELECT order_id, sale_id, attempt, kind FROM provider_tasks
+                    WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED
+                )
+                UPDATE provider_tasks t
+                SET tries = t.tries + 1,
+                    due_at = clock_timestamp() + $2 * interval '1 millisecond'
+                        + least(300, power(2, least(t.tries, 20))) * interval '1 second'
+                FROM due d, payments p
+                WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
+                  AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
+                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.tries, p.amount_minor, p.currency",
             )
-            UPDATE provider_tasks t
-            SET tries = t.tries + 1,
-                due_at = clock_timestamp() + $2 * interval '1 millisecond'
-                    + least(300, power(2, least(t.tries, 20))) * interval '1 second'
-            FROM due d, payments p
-            WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
-              AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
-            RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.tries, p.amount_minor, p.currency",
-        )
-        .bind(limit)
-        .bind(loan.as_millis() as i64)
-        .fetch_all(&mut **conn)
-        .await?;
-        rows.iter()
-            .map(|row| {
-                let kind: &str = row.try_get("kind")?;
-                Ok(Task {
-                    order: OrderId(row.try_get("order_id")?),
-                    sale: SaleId(row.try_get("sale_id")?),
-                    attempt: row.try_get("attempt")?,
-                    kind: TaskKind::from_sql(kind)
-                        .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
-                    tries: row.try_get("tries")?,
-                    amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
+            .bind(limit)
+            .bind(loan.as_millis() as i64)
+            .fetch_all(&mut **conn)
+            .await?;
+            rows.iter()
+                .map(|row| {
+                    let kind: &str = row.try_get("kind")?;
+                    Ok(Task {
+                        order: OrderId(row.try_get("order_id")?),
+                        sale: SaleId(row.try_get("sale_id")?),
+                        attempt: row.try_get("attempt")?,
+                        kind: TaskKind::from_sql(kind)
+                            .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
+                        tries: row.try_get("tries")?,
+                        amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
+                    })
                 })
-            })
-            .collect()
+                .collect()
+        })
+        .await
     }
 
     /// The provider has paid a late charge back. Returns whether this call was the one that noted it.
     pub async fn refund_done(&self, task: &Task) -> Result<bool, Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        let noted = sqlx::query(
-            "WITH paid_back AS (
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            let noted = sqlx::query(
+                "WITH paid_back AS (
                 UPDATE payments SET status = 'REFUNDED', updated_at = clock_timestamp()
                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'REFUND_DUE'
                 RETURNING order_id, sale_id, attempt, amount_minor, currency
             )
             INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
             SELECT order_id, sale_id, attempt, 'REFUND', amount_minor, currency FROM paid_back",
-        )
-        .bind(task.order.0)
-        .bind(task.sale.0)
-        .bind(task.attempt)
-        .execute(&mut *tx)
-        .await?
-        .rows_affected();
-        delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Refund).await?;
-        commit(tx).await?;
-        Ok(noted == 1)
+            )
+            .bind(task.order.0)
+            .bind(task.sale.0)
+            .bind(task.attempt)
+            .execute(&mut *tx)
+            .await?
+            .rows_affected();
+            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Refund).await?;
+            commit(tx).await?;
+            Ok(noted == 1)
+        })
+        .await
     }
 
     /// A charge whose order is over can't succeed any more: closes its payment and the task.
@@ -201,54 +213,64 @@ impl Store {
         status: &'static str,
         decline_code: Option<&str>,
     ) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        sqlx::query(
-            "UPDATE payments SET status = $4, decline_code = $5, updated_at = clock_timestamp()
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            sqlx::query(
+                "UPDATE payments SET status = $4, decline_code = $5, updated_at = clock_timestamp()
              WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')",
-        )
-        .bind(task.order.0)
-        .bind(task.sale.0)
-        .bind(task.attempt)
-        .bind(status)
-        .bind(decline_code)
-        .execute(&mut *tx)
-        .await?;
-        delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve).await?;
-        commit(tx).await
+            )
+            .bind(task.order.0)
+            .bind(task.sale.0)
+            .bind(task.attempt)
+            .bind(status)
+            .bind(decline_code)
+            .execute(&mut *tx)
+            .await?;
+            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve).await?;
+            commit(tx).await
+        })
+        .await
     }
 
     /// There is nothing left to do about a task.
     pub async fn task_done(&self, task: &Task) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        delete_task(&mut tx, task.order, task.sale, task.attempt, task.kind).await?;
-        commit(tx).await
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            delete_task(&mut tx, task.order, task.sale, task.attempt, task.kind).await?;
+            commit(tx).await
+        })
+        .await
     }
 
     /// Notes what went wrong with a task; its loan is over, and its pause begins.
     pub async fn task_failed(&self, task: &Task, error: &str) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        sqlx::query(
-            "UPDATE provider_tasks SET last_error = $5,
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            sqlx::query(
+                "UPDATE provider_tasks SET last_error = $5,
                 due_at = clock_timestamp() + least(300, power(2, least(tries - 1, 20))) * interval '1 second'
              WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
-        )
-        .bind(task.order.0)
-        .bind(task.sale.0)
-        .bind(task.attempt)
-        .bind(task.kind.as_sql())
-        .bind(error)
-        .execute(&mut **conn)
-        .await?;
-        Ok(())
+            )
+            .bind(task.order.0)
+            .bind(task.sale.0)
+            .bind(task.attempt)
+            .bind(task.kind.as_sql())
+            .bind(error)
+            .execute(&mut **conn)
+            .await?;
+            Ok(())
+        })
+        .await
     }
 
     /// Moves a task that is out of tries to the dead letters.
     pub async fn bury(&self, task: &Task, error: &str) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        sqlx::query(
-            "WITH dead AS (
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            sqlx::query(
+                "WITH dead AS (
                 DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4
                 RETURNING order_id, sale_id, attempt, kind, tries
             )
@@ -256,62 +278,73 @@ impl Store {
             SELECT order_id, sale_id, attempt, kind, tries, $5 FROM dead
             ON CONFLICT (order_id, attempt, kind, sale_id) DO UPDATE
                 SET tries = dead_letters.tries + excluded.tries, last_error = excluded.last_error",
-        )
-        .bind(task.order.0)
-        .bind(task.sale.0)
-        .bind(task.attempt)
-        .bind(task.kind.as_sql())
-        .bind(error)
-        .execute(&mut **conn)
-        .await?;
-        Ok(())
+            )
+            .bind(task.order.0)
+            .bind(task.sale.0)
+            .bind(task.attempt)
+            .bind(task.kind.as_sql())
+            .bind(error)
+            .execute(&mut **conn)
+            .await?;
+            Ok(())
+        })
+        .await
     }
 
     /// All dead letters, oldest first.
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, String)>(
-            "SELECT order_id, sale_id, attempt, kind, tries, last_error FROM dead_letters ORDER BY created_at",
-        )
-        .fetch_all(&mut **conn)
-        .await?;
-        Ok(rows
-            .into_iter()
-            .map(|(order, sale, attempt, kind, tries, last_error)| DeadLetter {
-                order: OrderId(order),
-                sale: SaleId(sale),
-                attempt,
-                kind,
-                tries,
-                last_error,
-            })
-            .collect())
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, String)>(
+                "SELECT order_id, sale_id, attempt, kind, tries, last_error FROM dead_letters ORDER BY created_at",
+            )
+            .fetch_all(&mut **conn)
+            .await?;
+            Ok(rows
+                .into_iter()
+                .map(|(order, sale, attempt, kind, tries, last_error)| DeadLetter {
+                    order: OrderId(order),
+                    sale: SaleId(sale),
+                    attempt,
+                    kind,
+                    tries,
+                    last_error,
+                })
+                .collect())
+        })
+        .await
     }
 
     /// How many dead letters there are.
     pub async fn count_dead_letters(&self) -> Result<i64, Error> {
-        let mut conn = self.held(Pool::Read).await?;
-        Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters")
-            .fetch_one(&mut **conn)
-            .await?)
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters")
+                .fetch_one(&mut **conn)
+                .await?)
+        })
+        .await
     }
 
     /// Gives dead letters back to the workers, with fresh tries: all, or those of one order. Returns how many.
     pub async fn requeue(&self, order: Option<OrderId>) -> Result<u64, Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        Ok(sqlx::query(
-            "WITH back AS (
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            Ok(sqlx::query(
+                "WITH back AS (
                 DELETE FROM dead_letters WHERE $1::uuid IS NULL OR order_id = $1
                 RETURNING order_id, sale_id, attempt, kind
             )
             INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
             SELECT order_id, sale_id, attempt, kind FROM back
             ON CONFLICT DO NOTHING",
-        )
-        .bind(order.map(|id| id.0))
-        .execute(&mut **conn)
-        .await?
-        .rows_affected())
+            )
+            .bind(order.map(|id| id.0))
+            .execute(&mut **conn)
+            .await?
+            .rows_affected())
+        })
+        .await
     }
 }
 

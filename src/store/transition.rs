@@ -112,40 +112,43 @@ impl Store {
     }
 
     async fn try_apply(&self, changes: &[Change]) -> Result<Written, Error> {
-        let planned: Vec<Transition> = changes
-            .iter()
-            .map(|change| transition(change.expect, change.event))
-            .collect::<Result<_, _>>()
-            .map_err(|illegal| Error::Unexpected(illegal.to_string()))?;
+        self.decided(async {
+            let planned: Vec<Transition> = changes
+                .iter()
+                .map(|change| transition(change.expect, change.event))
+                .collect::<Result<_, _>>()
+                .map_err(|illegal| Error::Unexpected(illegal.to_string()))?;
 
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        let mut found = update_orders(&mut tx, changes, &planned).await?;
+            let mut conn = self.held(Pool::Settle).await?;
+            let mut tx = conn.begin().await?;
+            let mut found = update_orders(&mut tx, changes, &planned).await?;
 
-        let mut outcomes = Vec::with_capacity(changes.len());
-        let mut moved = Vec::with_capacity(changes.len());
-        for (change, transition) in changes.iter().zip(planned) {
-            let Some(met) = found.remove(&change.order) else {
-                outcomes.push(Outcome::NotFound);
-                continue;
-            };
-            outcomes.push(met.outcome.clone());
-            if let Outcome::Applied(after) = met.outcome {
-                moved.push(Moved {
-                    change,
-                    transition,
-                    after,
-                    buyer: met.buyer,
-                });
+            let mut outcomes = Vec::with_capacity(changes.len());
+            let mut moved = Vec::with_capacity(changes.len());
+            for (change, transition) in changes.iter().zip(planned) {
+                let Some(met) = found.remove(&change.order) else {
+                    outcomes.push(Outcome::NotFound);
+                    continue;
+                };
+                outcomes.push(met.outcome.clone());
+                if let Outcome::Applied(after) = met.outcome {
+                    moved.push(Moved {
+                        change,
+                        transition,
+                        after,
+                        buyer: met.buyer,
+                    });
+                }
             }
-        }
 
-        write_payments(&mut tx, &moved).await?;
-        write_ledger(&mut tx, &moved).await?;
-        let released = write_releases(&mut tx, &moved).await?;
-        write_inventory(&mut tx, &moved).await?;
-        commit(tx).await?;
-        Ok(Written { outcomes, released })
+            write_payments(&mut tx, &moved).await?;
+            write_ledger(&mut tx, &moved).await?;
+            let released = write_releases(&mut tx, &moved).await?;
+            write_inventory(&mut tx, &moved).await?;
+            commit(tx).await?;
+            Ok(Written { outcomes, released })
+        })
+        .await
     }
 }
 

@@ -195,6 +195,56 @@ async fn an_orphan_that_comes_back_is_given_back_again() {
     );
 }
 
+/// Packets to Postgres are dropped on the connections that exist (a failed-over address, a firewall that forgot them); new
+/// connections work at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_link_to_postgres_doesnt_end_the_sale() {
+    let bed = Setup::default().linked().start().await;
+    let sale = bed.sale(100).await;
+    assert_eq!(bed.buy(&sale, "ann", "k", 1).await.status, 201);
+    // Two batches are under way when it happens: something holds the hot row for a moment.
+    let mut lock = bed.db.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM inventory WHERE sale_id = $1 FOR UPDATE")
+        .bind(sale.parse::<Uuid>().unwrap())
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let url = format!("{}/v1/sales/{sale}/orders", bed.url());
+    let mut under_way = Vec::new();
+    for n in 0..40 {
+        let (client, url) = (bed.client.clone(), url.clone());
+        under_way.push(tokio::spawn(async move {
+            let buyer = format!("b{n}");
+            tokio::time::sleep(Duration::from_millis(n)).await;
+            client
+                .try_post(
+                    &url,
+                    &[("x-buyer-id", &buyer), ("idempotency-key", "k")],
+                    &json!({"quantity": 1}),
+                )
+                .await
+        }));
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    bed.link.as_ref().unwrap().silence();
+    lock.rollback().await.unwrap();
+    let begun = Instant::now();
+    for task in under_way {
+        task.await.unwrap().ok();
+    }
+    let answered = begun.elapsed();
+    let sold = sells_again(&bed, &sale, Duration::from_secs(30)).await;
+    let ready = bed.client.get(&format!("{}/readyz", bed.url()), &[]).await.status;
+    // The link itself is well again: another sale can be listed and sold.
+    let other = bed.sale(1).await;
+    let other = bed.buy(&other, "zoe", "k", 1).await.status;
+    assert!(
+        sold,
+        "40 s after the link went silent this sale sells nothing (another one: {other}); those under way were answered \
+         after {answered:?}; readyz {ready}"
+    );
+}
+
 /// A batch is halved for a bad row; the first half commits, the second can't be asked for. The whole has an unknown outcome.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_which_half_was_committed_is_not_called_unavailable() {

@@ -1,7 +1,7 @@
 //! A link to Postgres that can go silent or be cut.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,6 +12,8 @@ pub struct Link(Arc<State>);
 
 struct State {
     /// Connections of a generation below this one are silent: nothing passes, nothing is closed.
+    silent_below: AtomicU64,
+    accepted: AtomicU64,
     cut: AtomicBool,
     mute: AtomicBool,
 }
@@ -26,6 +28,8 @@ impl Link {
         let through = format!("{before}@{here}/{database}");
         let there = there.to_owned();
         let state = Arc::new(State {
+            silent_below: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             cut: AtomicBool::new(false),
             mute: AtomicBool::new(false),
         });
@@ -43,6 +47,7 @@ impl Link {
                 if state.cut.load(Ordering::SeqCst) {
                     continue;
                 }
+                let number = state.accepted.fetch_add(1, Ordering::SeqCst);
                 let (state, there) = (state.clone(), there.clone());
                 tokio::spawn(async move {
                     let mut server = TcpStream::connect(there).await.unwrap();
@@ -62,6 +67,9 @@ impl Link {
                                 continue;
                             }
                         };
+                        if number < state.silent_below.load(Ordering::SeqCst) {
+                            std::future::pending::<()>().await;
+                        }
                         if state.cut.load(Ordering::SeqCst) || to.write_all(data).await.is_err() {
                             return;
                         }
@@ -70,6 +78,13 @@ impl Link {
             }
         });
         (link, through)
+    }
+
+    /// From now on nothing passes on the connections that exist; new ones work.
+    pub fn silence(&self) {
+        self.0
+            .silent_below
+            .store(self.0.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     /// All connections are closed, and new ones too, until it is mended.
