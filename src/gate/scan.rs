@@ -27,6 +27,8 @@ pub struct Pulse {
     pub available: i64,
     /// Idempotency keys it knows.
     pub keys: u64,
+    /// How often anything of this has changed since the load: two pulses are equal only when nothing has, not even there and back.
+    pub changes: u64,
 }
 
 /// Units held (or owned) by an order.
@@ -57,6 +59,7 @@ impl Gate {
                 epoch: reply.parsed()?,
                 available: reply.parsed()?,
                 keys: reply.int()?.unsigned_abs(),
+                changes: reply.parsed()?,
             })),
         }
     }

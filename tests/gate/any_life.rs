@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use fluxbuy::domain::OrderId;
-use fluxbuy::gate::{Gate, Pulse, Release, Reservation, SaleFacts};
+use fluxbuy::gate::{Gate, Release, Reservation, SaleFacts};
 use proptest::prelude::*;
 
 use crate::support::model::Model;
@@ -64,6 +64,7 @@ async fn live(gate: &Gate, stock: i64, limit: Option<i32>, steps: &[Step]) -> Re
     };
     let sale = prime(gate, facts(stock)).await;
     let (mut model, mut epoch) = (Model::new(stock, limit), 1);
+    let mut last = None;
     for step in steps {
         match step {
             Step::Reserve(members) => {
@@ -101,12 +102,20 @@ async fn live(gate: &Gate, stock: i64, limit: Option<i32>, steps: &[Step]) -> Re
             }
             Step::ForgetScripts => drop(shared().command(&["SCRIPT", "FLUSH"])),
         }
-        let pulse = Pulse {
-            epoch,
-            available: model.available,
-            keys: model.orders.len() as u64,
-        };
-        prop_assert_eq!(gate.pulse(sale).await.unwrap(), Some(pulse));
+        let pulse = gate.pulse(sale).await.unwrap().unwrap();
+        prop_assert_eq!(
+            (pulse.epoch, pulse.available, pulse.keys),
+            (epoch, model.available, model.orders.len() as u64)
+        );
+        // Two equal pulses mean that nothing has changed in between, not even there and back.
+        let now_known = (
+            model.orders.keys().copied().collect::<BTreeSet<_>>(),
+            model.holding.clone(),
+        );
+        if last.as_ref().is_some_and(|(before, _)| *before == pulse) {
+            prop_assert_eq!(last.as_ref().map(|(_, known)| known), Some(&now_known));
+        }
+        last = Some((pulse, now_known));
         let holding: BTreeSet<_> = held(gate, sale).await.into_keys().collect();
         prop_assert_eq!(&holding, &model.holding);
         prop_assert!(model.available >= 0);

@@ -52,6 +52,7 @@ async fn a_load_brings_keys_holds_and_allowances() {
         epoch: 7,
         available: 8,
         keys: 2,
+        changes: 0,
     };
     assert_eq!(gate.pulse(sale).await.unwrap(), Some(expected));
     let batch = [
@@ -123,7 +124,8 @@ async fn a_loaded_epoch_is_not_loaded_again_and_an_older_one_never() {
         Some(Pulse {
             epoch: 5,
             available: 3,
-            keys: 1
+            keys: 1,
+            changes: 1,
         })
     );
 
@@ -133,7 +135,8 @@ async fn a_loaded_epoch_is_not_loaded_again_and_an_older_one_never() {
         Some(Pulse {
             epoch: 6,
             available: 4,
-            keys: 0
+            keys: 0,
+            changes: 0,
         })
     );
 }
@@ -180,7 +183,8 @@ async fn the_newer_of_two_loads_wins_wherever_the_older_one_stands() {
             Some(Pulse {
                 epoch: 2,
                 available: 4,
-                keys: 1
+                keys: 1,
+                changes: 0,
             })
         );
         assert_eq!(new.known_keys(sale).await.unwrap(), HashSet::from([fresh.digest]));
@@ -222,7 +226,8 @@ async fn a_dead_loader_is_taken_over_and_comes_too_late_when_it_wakes() {
         Some(Pulse {
             epoch: 3,
             available: 2,
-            keys: 0
+            keys: 0,
+            changes: 0,
         })
     );
 }
@@ -244,7 +249,8 @@ async fn a_loader_may_begin_again_at_once_and_starts_from_nothing() {
         Some(Pulse {
             epoch: 1,
             available: 2,
-            keys: 0
+            keys: 0,
+            changes: 0,
         })
     );
 }
@@ -294,6 +300,7 @@ async fn a_delayed_copy_of_the_beginning_takes_nothing_away() {
         epoch: 1,
         available: 4,
         keys: 1,
+        changes: 0,
     };
     assert_eq!(gate.pulse(sale).await.unwrap(), Some(expected));
     assert_eq!(delayed(&second), 0);

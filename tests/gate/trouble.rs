@@ -192,7 +192,8 @@ async fn a_call_whose_answer_is_lost_is_repeated_and_happens_once() {
         Some(Pulse {
             epoch: 2,
             available: 4,
-            keys: 1
+            keys: 1,
+            changes: 0,
         })
     );
 }

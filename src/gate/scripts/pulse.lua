@@ -6,10 +6,11 @@
 --
 -- Returns
 --   {1}                              the sale isn't loaded, or is being loaded
---   {0, epoch, available, keys}      keys: how many idempotency keys it knows
+--   {0, epoch, available, keys, changes}   keys: how many idempotency keys it knows; changes: how often units were taken
+--                                          or given back, or keys forgotten, since it was loaded
 
-local state = redis.call('HMGET', KEYS[1], 'epoch', 'available')
+local state = redis.call('HMGET', KEYS[1], 'epoch', 'available', 'changes')
 if not state[2] then
     return {1}
 end
-return {0, state[1], state[2], redis.call('HLEN', KEYS[2])}
+return {0, state[1], state[2], redis.call('HLEN', KEYS[2]), state[3] or '0'}

@@ -79,8 +79,9 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
         end
     end
 end
-if units > 0 then
+if #gone > 0 then
     available = redis.call('HINCRBY', KEYS[1], 'available', units)
+    redis.call('HINCRBY', KEYS[1], 'changes', 1)
 end
 if #tombs > 0 then
     for from = 1, #tombs, SLICE do

@@ -136,6 +136,7 @@ if taken > 0 then
         store(KEYS[4], new_used)
     end
     available = redis.call('HINCRBY', KEYS[1], 'available', -taken)
+    redis.call('HINCRBY', KEYS[1], 'changes', 1)
 end
 
 local reply = {0, state[2], available, table.concat(verdicts)}
