@@ -303,8 +303,9 @@ impl Decider {
             let digest = entry.purchase.digest;
             match placed {
                 Placed::New { created_at, fresh } => {
-                    // An order that another engine made under the same id is that engine's to hand over.
-                    if fresh || !entry.adopted {
+                    // Made by somebody else under the same id, it is theirs to hand over; made by an earlier run of this batch, it
+                    // is found by the scan.
+                    if fresh {
                         accepted.push(OpenOrder {
                             order: entry.order,
                             sale: self.sale.id,
