@@ -37,6 +37,37 @@ async fn redis() -> redis::aio::MultiplexedConnection {
         .unwrap()
 }
 
+/// A sale's keys in Redis, as a snapshot would have them.
+async fn remember(sale: &str) -> Vec<(String, Vec<u8>)> {
+    let mut redis = redis().await;
+    let mut keys = Vec::new();
+    for key in ["state", "keys", "held"] {
+        let name = format!("{{sale:{sale}}}:{key}");
+        let dump = redis::cmd("DUMP")
+            .arg(&name)
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+        keys.push((name, dump));
+    }
+    keys
+}
+
+/// Redis comes back with what it had then.
+async fn restore(keys: Vec<(String, Vec<u8>)>) {
+    let mut redis = redis().await;
+    for (name, dump) in keys {
+        let () = redis::cmd("RESTORE")
+            .arg(name)
+            .arg(0)
+            .arg(dump)
+            .arg("REPLACE")
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+    }
+}
+
 fn cancelled(order: &str, sale: &str) -> Change {
     Change {
         order: order.parse().unwrap(),
@@ -109,17 +140,7 @@ async fn a_redis_that_forgets_its_last_second_keeps_no_unit() {
         .await;
     let sale = bed.sale(1).await;
     let order = bed.order(&sale, "ann", 1).await;
-    let mut redis = redis().await;
-    let mut before = Vec::new();
-    for key in ["state", "keys", "held"] {
-        let name = format!("{{sale:{sale}}}:{key}");
-        let dump: Vec<u8> = redis::cmd("DUMP")
-            .arg(&name)
-            .query_async(&mut redis)
-            .await
-            .unwrap();
-        before.push((name, dump));
-    }
+    let before = remember(&sale).await;
     assert_eq!(bed.cancel(&order, "ann").await.status, 200);
     eventually("the gate is told and the note gone", || async {
         bed.gate_available(&sale).await == Some(1)
@@ -129,16 +150,7 @@ async fn a_redis_that_forgets_its_last_second_keeps_no_unit() {
                 == 0
     })
     .await;
-    for (name, dump) in before {
-        let () = redis::cmd("RESTORE")
-            .arg(name)
-            .arg(0)
-            .arg(dump)
-            .arg("REPLACE")
-            .query_async(&mut redis)
-            .await
-            .unwrap();
-    }
+    restore(before).await;
     assert!(
         sells_again(&bed, &sale, Duration::from_secs(20)).await,
         "a unit is free in the database, and everybody is told sold_out"
@@ -163,31 +175,12 @@ async fn an_orphan_that_comes_back_is_given_back_again() {
         quantity: 1,
     };
     gate.reserve(sale.parse().unwrap(), &[reservation]).await.unwrap();
-    let mut redis = redis().await;
-    let mut before = Vec::new();
-    for key in ["state", "keys", "held"] {
-        let name = format!("{{sale:{sale}}}:{key}");
-        let dump: Vec<u8> = redis::cmd("DUMP")
-            .arg(&name)
-            .query_async(&mut redis)
-            .await
-            .unwrap();
-        before.push((name, dump));
-    }
+    let before = remember(&sale).await;
     eventually("it is given back", || async {
         bed.gate_available(&sale).await == Some(1)
     })
     .await;
-    for (name, dump) in before {
-        let () = redis::cmd("RESTORE")
-            .arg(name)
-            .arg(0)
-            .arg(dump)
-            .arg("REPLACE")
-            .query_async(&mut redis)
-            .await
-            .unwrap();
-    }
+    restore(before).await;
     assert!(
         sells_again(&bed, &sale, Duration::from_secs(20)).await,
         "a unit is free in the database, and everybody is told sold_out"
