@@ -21,7 +21,7 @@ use crate::actors::order::{self, Orders};
 use crate::actors::payment_supervisor::{self, Supervisor};
 use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
 use crate::actors::releaser::Releaser;
-use crate::actors::sale::{self, Sales};
+use crate::actors::sale::{self, Committer, Sales};
 use crate::actors::sweeper::{self, Reaper, Sweeper};
 use crate::actors::transition_writer::TransitionWriter;
 use crate::actors::watch::Watch;
@@ -177,11 +177,21 @@ impl Engine {
             &arbiters.orders.handle(),
             runtime.clone(),
         );
+        let committer = Committer::new(
+            store.clone(),
+            runtime.clone(),
+            sale::CommitLimits {
+                max_orders: config.sale.max_batch,
+                max_under_way: config.sale.commits_in_flight,
+                patience: config.postgres.acquire_timeout(),
+            },
+        );
         let sale_parts = sale::Parts {
             store: store.clone(),
             gate: gate.clone(),
             gate_breaker: Breaker::new(1, GATE_PAUSE),
             store_breaker: store_breaker.clone(),
+            committer: Arc::new(committer),
             supervisor: supervisor.clone(),
         };
         let sales = Sales::new(

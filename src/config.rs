@@ -178,9 +178,12 @@ pub struct Sale {
     /// Purchases that one transaction takes.
     #[serde(deserialize_with = "whole")]
     pub max_batch: usize,
-    /// Transactions of one sale under way at a time.
+    /// Batches of one sale under way at a time.
     #[serde(deserialize_with = "whole")]
     pub batches_in_flight: usize,
+    /// Transactions of all sales under way at a time.
+    #[serde(deserialize_with = "whole")]
+    pub commits_in_flight: usize,
     /// Purchases of one sale that may wait.
     #[serde(deserialize_with = "whole")]
     pub mailbox_requests: usize,
@@ -539,6 +542,7 @@ impl Config {
         // 1,024 is as far as one script call was measured.
         check.range("sale.max_batch", sale.max_batch as u64, 1..=1_024);
         check.range("sale.batches_in_flight", sale.batches_in_flight as u64, 1..=8);
+        check.range("sale.commits_in_flight", sale.commits_in_flight as u64, 1..=64);
         check.range(
             "sale.mailbox_requests",
             sale.mailbox_requests as u64,
@@ -603,6 +607,14 @@ impl Config {
         check.at_least(
             ("sale.mailbox_requests", sale.mailbox_requests as u64),
             ("sale.max_batch", sale.max_batch as u64),
+        );
+        // Else transactions wait for a connection, and give up.
+        check.at_least(
+            (
+                "postgres.reserve_connections",
+                postgres.reserve_connections.into(),
+            ),
+            ("sale.commits_in_flight", sale.commits_in_flight as u64),
         );
         // A claim's holder has stopped well before the sweeper may take its claim over, and has tried at least once.
         // This only narrows the window; the fence closes it.
@@ -1054,6 +1066,7 @@ mod tests {
             &mut http.max_body_bytes,
             &mut sale.max_batch,
             &mut sale.batches_in_flight,
+            &mut sale.commits_in_flight,
             &mut sale.mailbox_requests,
             &mut payment.max_in_flight,
             &mut payment.queue_orders,
@@ -1071,7 +1084,7 @@ mod tests {
         }
         let mut check = Check::default();
         config.check_ranges(&mut check);
-        assert_eq!(check.0.len(), 29, "a new setting needs its place above");
+        assert_eq!(check.0.len(), 30, "a new setting needs its place above");
         check
             .0
             .into_iter()

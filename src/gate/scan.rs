@@ -1,9 +1,10 @@
 //! Looking at what the gate holds, without keeping it from its work.
 
-use std::collections::HashSet;
+
 
 use jiff::Timestamp;
 use redis::Value;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use uuid::Uuid;
 
 use super::keys::SaleKeys;
@@ -69,11 +70,11 @@ impl Gate {
     ///
     /// # Errors
     /// [`Error::Unprimed`] when the sale isn't loaded, or is loaded again and again meanwhile; otherwise what is in the way.
-    pub async fn known_keys(&self, sale: SaleId) -> Result<HashSet<IdempotencyDigest>, Error> {
+    pub async fn known_keys(&self, sale: SaleId) -> Result<FxHashSet<IdempotencyDigest>, Error> {
         let key = SaleKeys::of(sale).keys;
         let mut before = self.pulse(sale).await?.ok_or(Error::Unprimed)?;
         for _ in 0..SCANS {
-            let mut known = HashSet::with_capacity(before.keys as usize);
+            let mut known = FxHashSet::with_capacity_and_hasher(before.keys as usize, FxBuildHasher);
             let mut cursor = 0;
             loop {
                 let page;

@@ -1,7 +1,7 @@
 //! One mapping from what sqlx says to what the engine may conclude from it.
 
 /// What a failed statement or transaction allows to conclude.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The database couldn't be asked; certainly nothing was committed.
     #[error("postgres can't be asked: {0}")]

@@ -5,6 +5,7 @@
 //! Postgres. Callers run these in tasks of their own: a cancelled `begin` can leave a transaction open in the pool.
 
 mod error;
+mod group;
 pub mod migrate;
 mod read;
 mod rebuild;
@@ -25,6 +26,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgPool, Postgres, Transaction};
 
 pub use error::Error;
+pub use group::{GroupPlaced, SaleBatch};
 pub use rebuild::{KnownOrder, Snapshot};
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};

@@ -81,14 +81,14 @@ impl<W> Batcher<W> {
         Arrival::Queued
     }
 
-    /// Whether this purchase is under way.
-    pub fn knows(&self, digest: &IdempotencyDigest) -> bool {
-        self.waiting.contains_key(digest)
+    /// The purchases that are under way.
+    pub fn under_way(&self) -> impl Iterator<Item = IdempotencyDigest> {
+        self.waiting.keys().copied()
     }
 
-    /// Whether the open batch can't take more, and may leave.
-    pub fn is_full(&self) -> bool {
-        self.open.len() >= self.max_batch && self.in_flight < self.max_in_flight
+    /// Whether as many batches are in flight as may be: whoever comes now waits for one of them to end.
+    pub fn is_busy(&self) -> bool {
+        self.in_flight >= self.max_in_flight
     }
 
     /// The next batch, if anything waits and there is room for one in flight.
@@ -143,11 +143,11 @@ mod tests {
                 Arrival::Queued
             );
         }
-        assert!(batcher.is_full());
         assert_eq!(batcher.next_batch().unwrap().len(), 2);
+        assert!(!batcher.is_busy());
         assert_eq!(batcher.next_batch().unwrap().len(), 2);
         assert!(batcher.next_batch().is_none(), "two are in flight");
-        assert!(!batcher.is_full());
+        assert!(batcher.is_busy());
         batcher.batch_ended();
         assert_eq!(batcher.next_batch().unwrap().len(), 1);
         batcher.batch_ended();
@@ -159,6 +159,7 @@ mod tests {
         let mut batcher = Batcher::new(10, 1);
         let same = purchase("ann", "k", 1);
         assert_eq!(batcher.arrive(same.clone(), 1), Arrival::Queued);
+        assert_eq!(batcher.under_way().collect::<Vec<_>>(), [same.digest]);
         assert_eq!(batcher.arrive(same.clone(), 2), Arrival::Joined);
         assert_eq!(batcher.next_batch().unwrap().len(), 1);
         assert_eq!(
@@ -173,6 +174,6 @@ mod tests {
             "another buyer's key"
         );
         assert_eq!(batcher.take_waiters(&same.digest), [1, 2, 3]);
-        assert!(!batcher.knows(&same.digest));
+        assert!(batcher.under_way().all(|digest| digest != same.digest));
     }
 }

@@ -1,9 +1,12 @@
 //! How a batch is decided: the gate admits, the database decides, everybody is answered.
 //!
 //! ```text
-//! gate.reserve --admitted--> store.reserve --committed--> accepted
-//!     | unprimed                 | epoch moved: rebuild, and once more
-//!     '-> rebuild, once more     | less there than admitted: cut, occupy, rebuild
+//! gate.reserve --admitted--> committer --committed with others' batches--> accepted
+//!     | unprimed                 | something is in the way, or nobody knows
+//!     '-> rebuild, once more     v
+//!                            store.reserve --committed--> accepted
+//!                                | epoch moved: rebuild, and once more
+//!                                | less there than admitted: cut, occupy, rebuild
 //!     gate away -----------------> store.reserve alone, raising the epoch
 //! ```
 
@@ -15,12 +18,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 use super::batch::Entry;
+use super::committer::Committer;
 use crate::actors::breaker::Breaker;
 use crate::actors::payment_supervisor::Supervisor;
 use crate::domain::{Accepted, IdempotencyDigest, Money, OrderId, OrderStatus, Refusal, Sale};
 use crate::gate::{self, Gate, LoadedOrder, Release, Reservation, SaleFacts, Verdict};
 use crate::metrics::{self, By, GateOp, RebuildReason, What};
-use crate::store::{self, Epoch, Existing, NewOrder, OpenOrder, Placed, Reserve, Store};
+use crate::store::{self, Epoch, Existing, NewOrder, OpenOrder, Placed, Reserve, SaleBatch, Store};
 
 /// How often a batch goes round (rebuild, another engine's rebuild, a released id) before it is sold through Postgres alone.
 const MAX_ROUNDS: usize = 60;
@@ -51,6 +55,8 @@ pub struct Parts {
     pub gate_breaker: Breaker,
     /// Open while Postgres doesn't answer: purchases are then turned away at once.
     pub store_breaker: Arc<Breaker>,
+    /// Who commits what the gate has admitted.
+    pub committer: Arc<Committer>,
     /// Who charges what was accepted.
     pub supervisor: Supervisor,
 }
@@ -77,7 +83,6 @@ impl Decider {
 
     /// Decides a batch. Never fails: each purchase has its answer. Also tells how many units were left, if it is known.
     pub async fn decide(&self, entries: Vec<Entry>) -> (Vec<Decided>, Option<i64>) {
-        metrics::batch_size(What::Reserve, entries.len());
         let mut batch = Batch {
             sale: &self.sale,
             decided: Vec::with_capacity(entries.len()),
@@ -250,7 +255,7 @@ impl Decider {
         if entries.is_empty() {
             return entries;
         }
-        let orders: Vec<NewOrder> = entries
+        let orders = entries
             .iter()
             .map(|entry| NewOrder {
                 order: entry.order,
@@ -264,6 +269,7 @@ impl Decider {
                     .saturating_mul(entry.purchase.quantity.into()),
             })
             .collect();
+        let orders: Arc<Vec<NewOrder>> = Arc::new(orders);
         let (placed, stock, cut) = match self.commit(&orders, epoch).await {
             Ok(Reserve::Done { placed, stock, cut }) => (placed, stock, cut),
             Ok(Reserve::StaleEpoch) => {
@@ -299,7 +305,7 @@ impl Decider {
         }
         let mut accepted = Vec::with_capacity(entries.len());
         let mut refused = Vec::new();
-        for ((entry, order), placed) in entries.iter().zip(&orders).zip(placed) {
+        for ((entry, order), placed) in entries.iter().zip(orders.iter()).zip(placed) {
             let digest = entry.purchase.digest;
             match placed {
                 Placed::New { created_at, fresh } => {
@@ -369,25 +375,29 @@ impl Decider {
         Vec::new()
     }
 
-    /// Commits a batch, and finds out what became of it when the commit goes unanswered.
-    async fn commit(&self, orders: &[NewOrder], epoch: Epoch) -> Result<Reserve, store::Error> {
-        let started = Instant::now();
-        let limit = self.sale.terms.per_buyer_limit;
-        let run = |epoch| self.parts.store.reserve(self.sale.id, limit, orders, epoch);
-        let mut result = run(epoch).await;
+    /// Commits a batch, together with those of other sales where it may be, and finds out what became of it when the commit
+    /// goes unanswered.
+    async fn commit(&self, orders: &Arc<Vec<NewOrder>>, epoch: Epoch) -> Result<Reserve, store::Error> {
+        let in_group = match epoch.admitted_under() {
+            Some(admitted) => self.commit_in_group(orders, admitted).await.transpose(),
+            None => None,
+        };
+        let mut result = match in_group {
+            Some(result) => result,
+            None => self.commit_alone(orders, epoch).await,
+        };
         for tried in 0..UNKNOWN_TRIES {
             let Err(store::Error::OutcomeUnknown(reason)) = &result else {
                 break;
             };
             tracing::warn!(sale_id = %self.sale.id, %reason, "running a batch again to learn its outcome");
             tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
-            result = match run(epoch.again()).await {
+            result = match self.commit_alone(orders, epoch.again()).await {
                 // It stays unknown until somebody answers.
                 Err(error) => Err(store::Error::OutcomeUnknown(error.to_string())),
                 done => done,
             };
         }
-        metrics::commit_seconds(What::Reserve, started.elapsed());
         self.parts.store_breaker.record(
             Instant::now(),
             !matches!(
@@ -395,6 +405,36 @@ impl Decider {
                 Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))
             ),
         );
+        result
+    }
+
+    /// The usual way. `None` when something is in the way.
+    async fn commit_in_group(
+        &self,
+        orders: &Arc<Vec<NewOrder>>,
+        epoch: i64,
+    ) -> Result<Option<Reserve>, store::Error> {
+        let batch = SaleBatch {
+            sale: self.sale.id,
+            per_buyer_limit: self.sale.terms.per_buyer_limit,
+            epoch,
+            orders: orders.clone(),
+        };
+        let placed = self.parts.committer.commit(batch).await?;
+        Ok(placed.map(|(created_at, stock)| Reserve::Done {
+            placed: vec![Placed::New { created_at, fresh: true }; orders.len()],
+            stock: Some(stock),
+            cut: false,
+        }))
+    }
+
+    /// The careful way: whatever may be in the way is sorted out.
+    async fn commit_alone(&self, orders: &[NewOrder], epoch: Epoch) -> Result<Reserve, store::Error> {
+        metrics::batch_size(What::Reserve, orders.len());
+        let started = Instant::now();
+        let limit = self.sale.terms.per_buyer_limit;
+        let result = self.parts.store.reserve(self.sale.id, limit, orders, epoch).await;
+        metrics::commit_seconds(What::Reserve, started.elapsed());
         result
     }
 

@@ -11,7 +11,8 @@ use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::batch::Batcher;
-use super::messages::{Buy, Freed, Reload, Waiter};
+use super::intake::{Intake, Left};
+use super::messages::{Buy, Called, Freed, Reload, Waiter};
 use super::{Decider, Parts, SaleActor, SoldOut};
 use crate::domain::{Accepted, Purchase, Refusal, Sale, SaleId};
 use crate::metrics;
@@ -46,6 +47,7 @@ struct Inner {
 struct SaleHandle {
     sale: Arc<Sale>,
     addr: Addr<SaleActor>,
+    intake: Arc<Intake<Buy>>,
     /// Places in the queue: the bound that an actix mailbox isn't.
     places: Arc<Semaphore>,
 }
@@ -65,6 +67,9 @@ impl Sales {
     /// Asks a sale for units.
     pub async fn buy(&self, purchase: Purchase) -> Result<Accepted, Refusal> {
         let handle = self.handle(purchase.sale).await?;
+        if handle.intake.refuses(&purchase.digest) {
+            return Err(Refusal::SoldOut);
+        }
         let terms = &handle.sale.terms;
         let affordable = i64::MAX / terms.unit_price_minor;
         if !(1..=terms.max_per_order).contains(&purchase.quantity)
@@ -81,10 +86,14 @@ impl Sales {
                 retry_after: RETRY_AFTER,
             })?;
         let (answer, answered) = oneshot::channel();
-        handle.addr.do_send(Buy {
-            purchase,
-            waiter: Waiter { answer, place },
-        });
+        let waiter = Waiter { answer, place };
+        match handle.intake.leave(Buy { purchase, waiter }) {
+            Left::Fine => {}
+            Left::CallActor => handle.addr.do_send(Called),
+            Left::Closed(buy) => drop(buy),
+        }
+        // Whoever waits must not keep the intake alive.
+        drop(handle);
         // The actor died with the request in its hands: it may have been committed.
         answered.await.unwrap_or(Err(Refusal::OutcomeUnknown {
             retry_after: RETRY_AFTER,
@@ -169,19 +178,21 @@ impl Sales {
             runtime,
             ..
         } = &*self.0;
+        let intake = Arc::new(Intake::default());
         let actor = SaleActor {
+            intake: intake.clone(),
             batcher: Batcher::new(limits.max_batch, limits.batches_in_flight),
             decider: Arc::new(Decider::new(sale.clone(), parts.clone())),
             parts: parts.clone(),
             sale: sale.id,
             runtime: runtime.clone(),
-            flush_due: false,
             sold_out: SoldOut::No,
         };
         let addr = SaleActor::start_in_arbiter(arbiter, |_: &mut Context<SaleActor>| actor);
         SaleHandle {
             sale,
             addr,
+            intake,
             places: Arc::new(Semaphore::new(limits.mailbox_requests)),
         }
     }

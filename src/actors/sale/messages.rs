@@ -1,12 +1,11 @@
 //! What a sale's actor is told.
 
-use std::collections::HashSet;
-
 use actix::Message;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::decide::Decided;
-use crate::domain::{Accepted, IdempotencyDigest, Purchase, Refusal};
+use super::intake::Digests;
+use crate::domain::{Accepted, Purchase, Refusal};
 use crate::gate::Pulse;
 
 /// Somebody who waits for the answer to a purchase, and the place they take up in the queue.
@@ -17,9 +16,7 @@ pub struct Waiter {
     pub place: OwnedSemaphorePermit,
 }
 
-/// A buyer wants units.
-#[derive(Message)]
-#[rtype(result = "()")]
+/// A buyer wants units. Left at the intake.
 pub struct Buy {
     /// What they want.
     pub purchase: Purchase,
@@ -27,10 +24,10 @@ pub struct Buy {
     pub waiter: Waiter,
 }
 
-/// Take a batch, if there is room for one.
+/// Something was left at the intake while the actor slept.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct Flush;
+pub struct Called;
 
 /// A batch is decided.
 #[derive(Message)]
@@ -45,7 +42,7 @@ pub struct Freed;
 /// What the gate knows of a sale that is sold out: its purchases. `None` when that is over or can't be told.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct SoldOutKnown(pub Option<(Pulse, HashSet<IdempotencyDigest>)>);
+pub struct SoldOutKnown(pub Option<(Pulse, Digests)>);
 
 /// Whether a sale that is sold out still is.
 #[derive(Message)]

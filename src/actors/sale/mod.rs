@@ -1,27 +1,31 @@
 //! One actor per sale: collects purchases while a batch is under way, and sends the next one off when there is room.
 //!
 //! Architecture invariants: no I/O and no timer that matters runs on the actors' own threads (batches run on the shared
-//! runtime); the mailbox is bounded by the places that the handle gives out, never by the mailbox itself.
+//! runtime); what waits is bounded by the places that the handle gives out, never by a mailbox; nobody is answered on the actors'
+//! threads, since each answer wakes a connection's task.
 
 mod batch;
+mod committer;
 mod decide;
 mod handle;
+mod intake;
 mod messages;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Actor, AsyncContext, Context, Handler};
 use tokio::runtime;
 
+pub use committer::{Committer, Limits as CommitLimits};
 pub use decide::{Decided, Decider, Parts};
 pub use handle::{Limits, Sales};
 
 use batch::{Arrival, Batcher};
-use messages::{BatchDecided, Buy, Flush, Freed, Reload, SoldOutKnown, StillSoldOut, Waiter};
+use intake::Intake;
+use messages::{BatchDecided, Buy, Called, Freed, Reload, SoldOutKnown, StillSoldOut, Waiter};
 
-use crate::domain::{IdempotencyDigest, Refusal};
+use crate::domain::{Accepted, Refusal};
 use crate::gate::Pulse;
 
 /// How long a sale may be taken for sold out without asking the gate again.
@@ -29,13 +33,12 @@ const SOLD_OUT_FOR: Duration = Duration::from_millis(100);
 
 /// The shell around a [`Batcher`] and a [`Decider`].
 pub struct SaleActor {
+    intake: Arc<Intake<Buy>>,
     batcher: Batcher<Waiter>,
     decider: Arc<Decider>,
     parts: Arc<Parts>,
     sale: crate::domain::SaleId,
     runtime: runtime::Handle,
-    /// A flush is in the mailbox already.
-    flush_due: bool,
     sold_out: SoldOut,
 }
 
@@ -44,18 +47,43 @@ enum SoldOut {
     No,
     /// The gate is being asked for the purchases it knows.
     Asking,
-    /// Refuse from memory, but for purchases that are known: those are replays.
-    Yes {
-        pulse: Pulse,
-        known: HashSet<IdempotencyDigest>,
-    },
+    /// The intake refuses, but for purchases that are known: those are replays.
+    Yes(Pulse),
 }
 
 impl Actor for SaleActor {
     type Context = Context<Self>;
 }
 
+impl Drop for SaleActor {
+    fn drop(&mut self) {
+        self.intake.close();
+    }
+}
+
 impl SaleActor {
+    /// Takes in what was left, and sends off what may go. While all batches are in flight it counts as awake: it will be here
+    /// again when one of them ends.
+    fn look_after_intake(&mut self, ctx: &mut Context<Self>) {
+        loop {
+            for Buy { purchase, waiter } in self.intake.take() {
+                match self.batcher.arrive(purchase, waiter) {
+                    Arrival::Queued | Arrival::Joined => {}
+                    Arrival::KeyReused(waiter) => waiter.tell(Err(Refusal::KeyReused)),
+                }
+            }
+            self.send_batches(ctx);
+            if self.batcher.is_busy() || self.intake.sleep() {
+                return;
+            }
+        }
+    }
+
+    fn no_longer_sold_out(&mut self) {
+        self.sold_out = SoldOut::No;
+        self.intake.welcome();
+    }
+
     fn send_batches(&mut self, ctx: &mut Context<Self>) {
         while let Some(entries) = self.batcher.next_batch() {
             let (decider, addr) = (self.decider.clone(), ctx.address());
@@ -112,41 +140,11 @@ impl SaleActor {
     }
 }
 
-impl Handler<Buy> for SaleActor {
+impl Handler<Called> for SaleActor {
     type Result = ();
 
-    fn handle(&mut self, Buy { purchase, waiter }: Buy, ctx: &mut Self::Context) {
-        if let SoldOut::Yes { known, .. } = &self.sold_out
-            && !known.contains(&purchase.digest)
-            && !self.batcher.knows(&purchase.digest)
-        {
-            waiter.tell(Err(Refusal::SoldOut));
-            return;
-        }
-        match self.batcher.arrive(purchase, waiter) {
-            Arrival::Queued => {}
-            Arrival::Joined => return,
-            Arrival::KeyReused(waiter) => {
-                waiter.tell(Err(Refusal::KeyReused));
-                return;
-            }
-        }
-        if self.batcher.is_full() {
-            self.send_batches(ctx);
-        } else if !self.flush_due {
-            // Behind everything that is in the mailbox now: the batch takes it all along.
-            self.flush_due = true;
-            ctx.notify(Flush);
-        }
-    }
-}
-
-impl Handler<Flush> for SaleActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Flush, ctx: &mut Self::Context) {
-        self.flush_due = false;
-        self.send_batches(ctx);
+    fn handle(&mut self, _: Called, ctx: &mut Self::Context) {
+        self.look_after_intake(ctx);
     }
 }
 
@@ -155,17 +153,12 @@ impl Handler<BatchDecided> for SaleActor {
 
     fn handle(&mut self, BatchDecided(decided, available): BatchDecided, ctx: &mut Self::Context) {
         self.batcher.batch_ended();
-        self.send_batches(ctx);
-        for decision in decided {
-            let mut answer = decision.answer;
-            for waiter in self.batcher.take_waiters(&decision.digest) {
-                let told = answer.clone();
-                if let Ok(accepted) = &mut answer {
-                    accepted.replayed = true; // for whoever joined the first
-                }
-                waiter.tell(told);
-            }
-        }
+        let answers: Vec<_> = decided
+            .into_iter()
+            .map(|decision| (self.batcher.take_waiters(&decision.digest), decision.answer))
+            .collect();
+        self.runtime.spawn(async move { tell_all(answers) });
+        self.look_after_intake(ctx);
         if available == Some(0) && matches!(self.sold_out, SoldOut::No) {
             self.ask_what_is_known(ctx);
         }
@@ -181,9 +174,12 @@ impl Handler<SoldOutKnown> for SaleActor {
             return;
         }
         self.sold_out = match known {
-            Some((pulse, known)) => {
+            Some((pulse, mut known)) => {
                 self.ask_whether_still_sold_out(ctx);
-                SoldOut::Yes { pulse, known }
+                // Whatever is under way may still get a unit that comes back.
+                known.extend(self.batcher.under_way());
+                self.intake.refuse_all_but(known, |buy| buy.purchase.digest);
+                SoldOut::Yes(pulse)
             }
             None => SoldOut::No,
         };
@@ -194,14 +190,14 @@ impl Handler<StillSoldOut> for SaleActor {
     type Result = ();
 
     fn handle(&mut self, StillSoldOut(now): StillSoldOut, ctx: &mut Self::Context) {
-        let SoldOut::Yes { pulse, .. } = &self.sold_out else {
+        let SoldOut::Yes(pulse) = &self.sold_out else {
             return;
         };
         match now {
             Some(now) if now == *pulse => self.ask_whether_still_sold_out(ctx),
             // Still nothing there, but other purchases are known than before.
             Some(now) if now.available == 0 => self.ask_what_is_known(ctx),
-            _ => self.sold_out = SoldOut::No,
+            _ => self.no_longer_sold_out(),
         }
     }
 }
@@ -210,7 +206,7 @@ impl Handler<Freed> for SaleActor {
     type Result = ();
 
     fn handle(&mut self, _: Freed, _: &mut Self::Context) {
-        self.sold_out = SoldOut::No;
+        self.no_longer_sold_out();
     }
 }
 
@@ -218,14 +214,30 @@ impl Handler<Reload> for SaleActor {
     type Result = ();
 
     fn handle(&mut self, Reload { stale }: Reload, _: &mut Self::Context) {
-        self.sold_out = SoldOut::No;
+        self.no_longer_sold_out();
         let decider = self.decider.clone();
         self.runtime.spawn(async move { decider.reload(stale).await });
     }
 }
 
+/// Answers everybody of a batch.
+fn tell_all(answers: Vec<(Vec<Waiter>, Result<Accepted, Refusal>)>) {
+    for (mut waiters, mut answer) in answers {
+        let last = waiters.pop();
+        for waiter in waiters {
+            waiter.tell(answer.clone());
+            if let Ok(accepted) = &mut answer {
+                accepted.replayed = true; // for whoever joined the first
+            }
+        }
+        if let Some(last) = last {
+            last.tell(answer);
+        }
+    }
+}
+
 impl Waiter {
-    fn tell(self, answer: Result<crate::domain::Accepted, Refusal>) {
+    fn tell(self, answer: Result<Accepted, Refusal>) {
         drop(self.place);
         // Whoever asked may be gone; the order is there all the same.
         self.answer.send(answer).ok();
