@@ -76,7 +76,11 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let provider: Arc<dyn PaymentProvider> = match config.provider.kind {
         ProviderKind::Mock => {
             let timeout = config.payment.charge_timeout();
-            Arc::new(Metered(MockProvider::new(config.provider.url.as_str(), timeout)?))
+            Arc::new(Metered(MockProvider::new(
+                config.provider.url.as_str(),
+                timeout,
+                config.payment.max_in_flight,
+            )?))
         }
     };
     let needed = config.http.max_connections as u64 + config.payment.max_in_flight as u64 + SPARE_FILES;

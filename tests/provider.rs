@@ -51,11 +51,11 @@ impl Bed {
     }
 
     fn client(&self) -> MockProvider {
-        MockProvider::new(&self.url, GENEROUS).unwrap()
+        MockProvider::new(&self.url, GENEROUS, 64).unwrap()
     }
 
     fn impatient(&self) -> MockProvider {
-        MockProvider::new(&self.url, SHORT).unwrap()
+        MockProvider::new(&self.url, SHORT, 64).unwrap()
     }
 
     async fn raw(&self, method: Method, path: &str, body: Value) -> Value {
@@ -174,7 +174,7 @@ async fn only_what_certainly_never_left_is_not_sent() {
     let free = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", free.local_addr().unwrap());
     drop(free);
-    let nobody = MockProvider::new(&url, GENEROUS).unwrap();
+    let nobody = MockProvider::new(&url, GENEROUS, 64).unwrap();
     assert_eq!(
         nobody.charge(&fresh(), euros(500)).await,
         ChargeOutcome::NotSent { retry_after: None }
@@ -247,7 +247,7 @@ async fn a_request_is_sent_once_also_on_a_connection_that_is_closed_under_it() {
         }
         requests
     });
-    let client = MockProvider::new(&url, GENEROUS).unwrap();
+    let client = MockProvider::new(&url, GENEROUS, 64).unwrap();
     for _ in 0..3 {
         assert!(is_unknown(&client.charge(&fresh(), euros(500)).await));
     }

@@ -17,8 +17,6 @@ use serde_json::json;
 use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
 use crate::domain::Money;
 
-/// Idle connections kept. Charges take seconds, so about as many are open as charges are in flight.
-const MAX_IDLE: usize = 256;
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer that is read.
@@ -48,11 +46,12 @@ enum Trouble {
 }
 
 impl MockProvider {
-    /// A client of the provider at `url`, whose calls take at most `timeout`.
+    /// A client of the provider at `url`, whose calls take at most `timeout`. It keeps as many connections as there may be
+    /// charges in flight: with fewer, each commit of claims would have it close what it needs again for the next.
     ///
     /// # Errors
     /// When the URL isn't one.
-    pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
+    pub fn new(url: &str, timeout: Duration, max_in_flight: usize) -> anyhow::Result<Self> {
         let base = url.trim_end_matches('/').to_owned();
         base.parse::<Uri>()
             .ok()
@@ -63,7 +62,7 @@ impl MockProvider {
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(MAX_IDLE)
+            .pool_max_idle_per_host(max_in_flight)
             // A repeat that nobody decided on, and nobody counted, could be a second charge.
             .retry_canceled_requests(false)
             .build(connector);

@@ -158,6 +158,9 @@ struct Met {
 }
 
 /// Locks the orders in the order of their ids, moves those that are as expected, and tells what each of them is.
+///
+/// What was moved comes straight out of the update. Joined back to the list of what was wanted it would cost four times as much:
+/// the planner knows no sizes here and compares everything with everything.
 async fn update_orders(
     tx: &mut Transaction<'_, Postgres>,
     changes: &[Change],
@@ -168,32 +171,26 @@ async fn update_orders(
         let raises = begins || effects.contains(&Effect::RaiseFence);
         (i32::from(begins), i32::from(raises))
     };
-    let rows = sqlx::query(
+    let moved = sqlx::query(
         "WITH met AS MATERIALIZED (
-            SELECT o.id, o.sale_id, o.status, o.fence, o.quantity, o.amount_minor, o.buyer,
+            SELECT o.id, o.sale_id,
                    w.expect, w.expect_fence, w.to_status, w.reason, w.attempt_step, w.fence_step
             FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::text[], $7::int[], $8::int[])
                 AS w (id, sale_id, expect, expect_fence, to_status, reason, attempt_step, fence_step)
             JOIN orders o ON o.id = w.id AND o.sale_id = w.sale_id
             ORDER BY o.id FOR UPDATE OF o
-        ), applied AS (
-            UPDATE orders o
-            SET status = m.to_status::order_status, failure_reason = m.reason,
-                attempt = o.attempt + m.attempt_step, fence = o.fence + m.fence_step,
-                claimed_at = CASE WHEN m.attempt_step > 0 THEN clock_timestamp() ELSE o.claimed_at END,
-                updated_at = clock_timestamp()
-            FROM met m
-            WHERE o.id = m.id AND o.sale_id = m.sale_id
-              AND (m.expect IS NULL OR o.status = m.expect::order_status)
-              AND (m.expect_fence IS NULL OR o.fence = m.expect_fence)
-            RETURNING o.id, o.status, o.fence, o.attempt
         )
-        SELECT m.id, m.status::text AS found, m.fence AS found_fence,
-               a.status::text AS status, a.fence, a.attempt,
-               m.quantity, m.amount_minor, m.buyer, s.currency
+        UPDATE orders o
+        SET status = m.to_status::order_status, failure_reason = m.reason,
+            attempt = o.attempt + m.attempt_step, fence = o.fence + m.fence_step,
+            claimed_at = CASE WHEN m.attempt_step > 0 THEN clock_timestamp() ELSE o.claimed_at END,
+            updated_at = clock_timestamp()
         FROM met m
-        LEFT JOIN applied a ON a.id = m.id
-        JOIN sales s ON s.id = m.sale_id",
+        WHERE o.id = m.id AND o.sale_id = m.sale_id
+          AND (m.expect IS NULL OR o.status = m.expect::order_status)
+          AND (m.expect_fence IS NULL OR o.fence = m.expect_fence)
+        RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer,
+            (SELECT s.currency FROM sales s WHERE s.id = o.sale_id) AS currency",
     )
     .bind(changes.iter().map(|c| c.order.0).collect::<Vec<_>>())
     .bind(changes.iter().map(|c| c.sale.0).collect::<Vec<_>>())
@@ -205,34 +202,51 @@ async fn update_orders(
     .bind(planned.iter().map(|t| steps(t.effects).1).collect::<Vec<_>>())
     .fetch_all(&mut **tx)
     .await?;
-
-    rows.into_iter()
+    let mut met = moved
+        .into_iter()
         .map(|row| {
-            let status = |name: &str| {
-                OrderStatus::from_sql(name).ok_or_else(|| Error::Unexpected(format!("unknown status {name}")))
-            };
-            let outcome = match row.try_get::<Option<&str>, _>("status")? {
-                Some(now) => Outcome::Applied(Applied {
-                    status: status(now)?,
-                    fence: row.try_get("fence")?,
-                    attempt: row.try_get("attempt")?,
-                    quantity: row.try_get("quantity")?,
-                    amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
-                }),
-                None => Outcome::Stale {
-                    status: status(row.try_get("found")?)?,
-                    fence: row.try_get("found_fence")?,
-                },
+            let applied = Applied {
+                status: status(row.try_get("status")?)?,
+                fence: row.try_get("fence")?,
+                attempt: row.try_get("attempt")?,
+                quantity: row.try_get("quantity")?,
+                amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
             };
             Ok((
                 OrderId(row.try_get("id")?),
                 Met {
-                    outcome,
+                    outcome: Outcome::Applied(applied),
                     buyer: row.try_get("buyer")?,
                 },
             ))
         })
-        .collect()
+        .collect::<Result<HashMap<_, _>, Error>>()?;
+
+    // The others are locked too, if they exist: what they are now is what the update met.
+    let left: Vec<&Change> = changes.iter().filter(|change| !met.contains_key(&change.order)).collect();
+    if !left.is_empty() {
+        let found: Vec<(Uuid, String, i32, String)> = sqlx::query_as(
+            "SELECT o.id, o.status::text, o.fence, o.buyer
+             FROM unnest($1::uuid[], $2::uuid[]) AS w (id, sale_id)
+             JOIN orders o ON o.id = w.id AND o.sale_id = w.sale_id",
+        )
+        .bind(left.iter().map(|c| c.order.0).collect::<Vec<_>>())
+        .bind(left.iter().map(|c| c.sale.0).collect::<Vec<_>>())
+        .fetch_all(&mut **tx)
+        .await?;
+        for (id, found, fence, buyer) in found {
+            let outcome = Outcome::Stale {
+                status: status(&found)?,
+                fence,
+            };
+            met.insert(OrderId(id), Met { outcome, buyer });
+        }
+    }
+    Ok(met)
+}
+
+fn status(name: &str) -> Result<OrderStatus, Error> {
+    OrderStatus::from_sql(name).ok_or_else(|| Error::Unexpected(format!("unknown status {name}")))
 }
 
 /// The condition that makes the status a lock. `None` leaves it out, which only a build for tests can do.
