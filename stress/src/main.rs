@@ -67,13 +67,17 @@ enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// Accepted durable orders per second, beside a server that asks Redis and Postgres for each request.
+    /// What the engine does on this machine, beside servers that do without its batches. Starts all of it itself; the exit status is
+    /// the audit's.
     Bench {
         #[command(flatten)]
         args: bench::Args,
         #[command(flatten)]
         common: Common,
     },
+    /// A server that the benchmark holds the engine against.
+    #[command(hide = true)]
+    Rival(bench::RivalArgs),
 }
 
 #[derive(Clone, Copy, clap::Args)]
@@ -170,6 +174,7 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
             write_json(common.json.as_deref(), &results)?;
             Ok(results.verdict())
         }
+        Command::Rival(args) => bench::run_rival(args).await,
     }
 }
 

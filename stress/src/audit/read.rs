@@ -1,8 +1,8 @@
 //! Reading the facts: rows over SQL, one key of Redis, the provider's book over HTTP.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use sqlx::{Executor, Row};
 use uuid::Uuid;
@@ -16,105 +16,162 @@ use crate::world::World;
 /// # Errors
 /// When somebody can't be asked, or says something unheard of.
 pub async fn read(world: &World, sale: Uuid) -> anyhow::Result<Facts> {
-    let mut facts = rows(world, sale).await.context("the rows could not be read")?;
-    facts.gate_available = redis::cmd("HGET")
-        .arg(format!("{{sale:{sale}}}:state"))
-        .arg("available")
+    let mut facts = read_many(world, &[sale]).await?;
+    facts.pop().context("a sale has no facts")
+}
+
+/// The same of several sales at once, in their order.
+///
+/// # Errors
+/// When somebody can't be asked, or says something unheard of.
+pub async fn read_many(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
+    let mut facts = rows(world, sales).await.context("the rows could not be read")?;
+    let mut gate = redis::pipe();
+    for sale in sales {
+        gate.cmd("HGET")
+            .arg(format!("{{sale:{sale}}}:state"))
+            .arg("available");
+    }
+    let available: Vec<Option<i64>> = gate
         .query_async(&mut world.redis())
         .await
         .context("the gate's state could not be read")?;
+    for (facts, available) in facts.iter_mut().zip(available) {
+        facts.gate_available = available;
+    }
     book(world, &mut facts).await?;
     Ok(facts)
 }
 
-async fn rows(world: &World, sale: Uuid) -> anyhow::Result<Facts> {
+/// Facts of several sales, found by the sale.
+struct BySale {
+    place: HashMap<Uuid, usize>,
+    facts: Vec<Facts>,
+}
+
+impl BySale {
+    fn of(&mut self, sale: Uuid) -> anyhow::Result<&mut Facts> {
+        let place = self.place.get(&sale).copied();
+        let facts = place.and_then(|place| self.facts.get_mut(place));
+        facts.with_context(|| format!("sale {sale} was not asked for"))
+    }
+}
+
+async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
     let mut tx = world.database().begin().await?;
     tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .await?;
-    let mut facts = Facts::default();
-
-    let row = sqlx::query(
-        "SELECT quantity::bigint, available::bigint, held::bigint, sold::bigint FROM inventory WHERE sale_id = $1",
-    )
-    .bind(sale)
-    .fetch_one(&mut *tx)
-    .await?;
-    facts.inventory = Inventory {
-        quantity: row.try_get(0)?,
-        available: row.try_get(1)?,
-        held: row.try_get(2)?,
-        sold: row.try_get(3)?,
+    let mut by_sale = BySale {
+        place: sales
+            .iter()
+            .enumerate()
+            .map(|(place, sale)| (*sale, place))
+            .collect(),
+        facts: vec![Facts::default(); sales.len()],
     };
 
     let rows = sqlx::query(
-        "SELECT id, buyer, quantity::bigint, amount_minor, status::text, failure_reason, attempt
-         FROM orders WHERE sale_id = $1",
+        "SELECT sale_id, quantity::bigint, available::bigint, held::bigint, sold::bigint
+         FROM inventory WHERE sale_id = ANY($1)",
     )
-    .bind(sale)
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    ensure!(
+        rows.len() == sales.len(),
+        "{} sales have {} inventory rows",
+        sales.len(),
+        rows.len()
+    );
+    for row in rows {
+        by_sale.of(row.try_get(0)?)?.inventory = Inventory {
+            quantity: row.try_get(1)?,
+            available: row.try_get(2)?,
+            held: row.try_get(3)?,
+            sold: row.try_get(4)?,
+        };
+    }
+
+    let rows = sqlx::query(
+        "SELECT sale_id, id, buyer, quantity::bigint, amount_minor, status::text, failure_reason, attempt
+         FROM orders WHERE sale_id = ANY($1)",
+    )
+    .bind(sales)
     .fetch_all(&mut *tx)
     .await?;
     for row in rows {
-        let status: &str = row.try_get(4)?;
-        facts.orders.push(Order {
-            id: row.try_get(0)?,
-            buyer: row.try_get(1)?,
-            quantity: row.try_get(2)?,
-            amount_minor: row.try_get(3)?,
+        let status: &str = row.try_get(5)?;
+        by_sale.of(row.try_get(0)?)?.orders.push(Order {
+            id: row.try_get(1)?,
+            buyer: row.try_get(2)?,
+            quantity: row.try_get(3)?,
+            amount_minor: row.try_get(4)?,
             status: Status::from_sql(status).with_context(|| format!("a status {status:?}"))?,
-            failure_reason: row.try_get(5)?,
-            attempt: row.try_get(6)?,
+            failure_reason: row.try_get(6)?,
+            attempt: row.try_get(7)?,
         });
     }
 
-    facts.entries =
-        sqlx::query_as("SELECT order_id, kind, delta::bigint FROM stock_entries WHERE sale_id = $1")
-            .bind(sale)
-            .fetch_all(&mut *tx)
-            .await?
-            .into_iter()
-            .map(|(order, kind, delta)| StockEntry { order, kind, delta })
-            .collect();
-    facts.allotments =
-        sqlx::query_as("SELECT buyer, used::bigint FROM buyer_allotments WHERE sale_id = $1 AND used > 0")
-            .bind(sale)
+    let rows: Vec<(Uuid, Option<Uuid>, String, i64)> = sqlx::query_as(
+        "SELECT sale_id, order_id, kind, delta::bigint FROM stock_entries WHERE sale_id = ANY($1)",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, order, kind, delta) in rows {
+        by_sale.of(sale)?.entries.push(StockEntry { order, kind, delta });
+    }
+    let rows: Vec<(Uuid, String, i64)> = sqlx::query_as(
+        "SELECT sale_id, buyer, used::bigint FROM buyer_allotments WHERE sale_id = ANY($1) AND used > 0",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, buyer, used) in rows {
+        by_sale.of(sale)?.allotments.push((buyer, used));
+    }
+    let rows: Vec<(Uuid, Uuid, String)> =
+        sqlx::query_as("SELECT sale_id, order_id, status FROM payments WHERE sale_id = ANY($1)")
+            .bind(sales)
             .fetch_all(&mut *tx)
             .await?;
-    facts.payments = sqlx::query_as("SELECT order_id, status FROM payments WHERE sale_id = $1")
-        .bind(sale)
-        .fetch_all(&mut *tx)
-        .await?
-        .into_iter()
-        .map(|(order, status)| Payment { order, status })
-        .collect();
-    facts.ledger = sqlx::query_as(
-        "SELECT order_id, kind, amount_minor, currency FROM ledger_entries WHERE sale_id = $1",
+    for (sale, order, status) in rows {
+        by_sale.of(sale)?.payments.push(Payment { order, status });
+    }
+    let rows: Vec<(Uuid, Uuid, String, i64, String)> = sqlx::query_as(
+        "SELECT sale_id, order_id, kind, amount_minor, currency FROM ledger_entries WHERE sale_id = ANY($1)",
     )
-    .bind(sale)
+    .bind(sales)
     .fetch_all(&mut *tx)
-    .await?
-    .into_iter()
-    .map(|(order, kind, amount_minor, currency)| LedgerEntry {
-        order,
-        kind,
-        amount_minor,
-        currency,
-    })
-    .collect();
-    let (gate_releases, provider_tasks, dead_letters) = sqlx::query_as(
-        "SELECT (SELECT count(*) FROM gate_releases WHERE sale_id = $1),
-                (SELECT count(*) FROM provider_tasks WHERE sale_id = $1),
-                (SELECT count(*) FROM dead_letters WHERE sale_id = $1)",
-    )
-    .bind(sale)
-    .fetch_one(&mut *tx)
     .await?;
-    facts.owed = Owed {
-        gate_releases,
-        provider_tasks,
-        dead_letters,
-    };
+    for (sale, order, kind, amount_minor, currency) in rows {
+        by_sale.of(sale)?.ledger.push(LedgerEntry {
+            order,
+            kind,
+            amount_minor,
+            currency,
+        });
+    }
+    let rows: Vec<(Uuid, i64, i64, i64)> = sqlx::query_as(
+        "WITH owed AS (
+            SELECT sale_id, 1 AS release, 0 AS task, 0 AS letter FROM gate_releases
+            UNION ALL SELECT sale_id, 0, 1, 0 FROM provider_tasks
+            UNION ALL SELECT sale_id, 0, 0, 1 FROM dead_letters
+         )
+         SELECT sale_id, sum(release), sum(task), sum(letter) FROM owed WHERE sale_id = ANY($1) GROUP BY sale_id",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, gate_releases, provider_tasks, dead_letters) in rows {
+        by_sale.of(sale)?.owed = Owed {
+            gate_releases,
+            provider_tasks,
+            dead_letters,
+        };
+    }
     tx.rollback().await?;
-    Ok(facts)
+    Ok(by_sale.facts)
 }
 
 #[derive(Deserialize)]
@@ -123,8 +180,9 @@ struct Book {
     refunds: Vec<Refund>,
 }
 
-/// Takes what belongs to this sale, and what belongs to nobody: a charge for an order that doesn't exist must not be overlooked.
-async fn book(world: &World, facts: &mut Facts) -> anyhow::Result<()> {
+/// Takes what belongs to these sales, and what belongs to nobody: a charge for an order that doesn't exist must not be overlooked,
+/// and is put to the first of them.
+async fn book(world: &World, facts: &mut [Facts]) -> anyhow::Result<()> {
     let mut book: Book = world.provider().get_json("/book").await?;
     for charge in &mut book.charges {
         charge.order = order_of(&charge.reference);
@@ -132,13 +190,17 @@ async fn book(world: &World, facts: &mut Facts) -> anyhow::Result<()> {
     for refund in &mut book.refunds {
         refund.order = order_of(&refund.charge);
     }
-    let ours: HashSet<Uuid> = facts.orders.iter().map(|order| order.id).collect();
+    let ours: HashMap<Uuid, usize> = facts
+        .iter()
+        .enumerate()
+        .flat_map(|(place, facts)| facts.orders.iter().map(move |order| (order.id, place)))
+        .collect();
     let others: Vec<Uuid> = book
         .charges
         .iter()
         .filter_map(|charge| charge.order)
         .chain(book.refunds.iter().filter_map(|refund| refund.order))
-        .filter(|order| !ours.contains(order))
+        .filter(|order| !ours.contains_key(order))
         .collect();
     let elsewhere: HashSet<Uuid> = sqlx::query_scalar("SELECT id FROM orders WHERE id = ANY($1)")
         .bind(&others)
@@ -147,20 +209,21 @@ async fn book(world: &World, facts: &mut Facts) -> anyhow::Result<()> {
         .into_iter()
         .collect();
     // A provider that serves others as well may have charges with names of another kind.
-    let concerns_us = |order: Option<Uuid>| match order {
-        Some(order) => !elsewhere.contains(&order),
-        None => world.is_private(),
+    let place = |order: Option<Uuid>| match order {
+        Some(order) if elsewhere.contains(&order) => None,
+        Some(order) => Some(ours.get(&order).copied().unwrap_or_default()),
+        None => world.is_private().then_some(0),
     };
-    facts.charges = book
-        .charges
-        .into_iter()
-        .filter(|charge| concerns_us(charge.order))
-        .collect();
-    facts.refunds = book
-        .refunds
-        .into_iter()
-        .filter(|refund| concerns_us(refund.order))
-        .collect();
+    for charge in book.charges {
+        if let Some(facts) = place(charge.order).and_then(|place| facts.get_mut(place)) {
+            facts.charges.push(charge);
+        }
+    }
+    for refund in book.refunds {
+        if let Some(facts) = place(refund.order).and_then(|place| facts.get_mut(place)) {
+            facts.refunds.push(refund);
+        }
+    }
     Ok(())
 }
 

@@ -12,9 +12,9 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 pub use crowd::Crowd;
-pub use link::Link;
+pub use link::{Link, Lost};
 pub use peer::Peer;
-pub use purchase::Till;
+pub use purchase::Told;
 
 /// A purchase that a buyer wants: who, under which idempotency key, how many units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -72,24 +72,49 @@ impl Outcome {
             Err(Lost::NotSent) => return Self::Refused(Refusal::NotSent),
             Err(Lost::MaybeSent(why)) => return Self::Unknown(format!("no answer: {why}")),
         };
+        let header = |name: &HeaderName| answer.headers.get(name).map(HeaderValue::as_bytes);
+        let parts = Told {
+            status: answer.status,
+            location: header(&LOCATION),
+            replayed: answer.headers.contains_key(REPLAYED),
+            body: &answer.body,
+        };
+        Self::told(&parts)
+    }
+
+    /// What an answer tells the buyer.
+    pub fn told(answer: &Told<'_>) -> Self {
         if answer.status == 201 {
-            return match order_of(&answer.headers) {
+            return match answer.location.and_then(order_of) {
                 Some(order) => Self::Accepted {
                     order,
-                    replayed: answer.headers.contains_key(REPLAYED),
+                    replayed: answer.replayed,
                 },
                 None => Self::Unknown("201 without the order's place".to_owned()),
             };
         }
-        match refusal(answer.status, &answer.body) {
+        match refusal(answer.status, answer.body) {
             Some(refusal) => Self::Refused(refusal),
             None => Self::Unknown(format!(
                 "{} {}",
                 answer.status,
-                String::from_utf8_lossy(&answer.body)
+                String::from_utf8_lossy(answer.body)
             )),
         }
     }
+}
+
+/// What of an answer matters to a buyer.
+#[derive(Debug, Clone, Copy)]
+pub struct Told<'a> {
+    /// Status code.
+    pub status: u16,
+    /// Header `Location`.
+    pub location: Option<&'a [u8]>,
+    /// It is an answer that was given before.
+    pub replayed: bool,
+    /// Body.
+    pub body: &'a [u8],
 }
 
 /// Seconds after which the engine asks to come again.
@@ -97,14 +122,8 @@ pub(super) fn retry_after_secs(answer: &Answer) -> Option<u64> {
     answer.headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
 }
 
-fn order_of(headers: &HeaderMap) -> Option<Uuid> {
-    headers
-        .get(LOCATION)?
-        .to_str()
-        .ok()?
-        .strip_prefix("/v1/orders/")?
-        .parse()
-        .ok()
+fn order_of(location: &[u8]) -> Option<Uuid> {
+    Uuid::try_parse_ascii(location.strip_prefix(b"/v1/orders/")?).ok()
 }
 
 /// `None` for what doesn't say that nothing was done.

@@ -16,7 +16,7 @@ use stage::Stage;
 use crate::report::Report;
 use crate::world::{Place, World};
 
-pub use stage::{Stall, UNIT_PRICE_MINOR, list_sale};
+pub use stage::UNIT_PRICE_MINOR;
 
 /// Which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -26,22 +26,20 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A sale that has been listed.
 #[derive(Debug, Clone)]
-pub struct Stall {
+pub(super) struct Stall {
     /// Its id.
     pub sale: Uuid,
     /// What is on sale.
     pub terms: Terms,
     /// When it opens, on this machine's clock.
     pub opening: Instant,
-    /// The same on the database's.
-    pub opens_at: Timestamp,
 }
 
 /// Lists a sale that opens after a short while, on the database's clock.
 ///
 /// # Errors
 /// When the engine doesn't list it.
-pub async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::Result<Stall> {
+pub(super) async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::Result<Stall> {
     let terms = Terms {
         units: units.into(),
         unit_price_minor: UNIT_PRICE_MINOR,
@@ -68,7 +66,6 @@ pub async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::Result<
         sale: listed.id,
         terms,
         opening,
-        opens_at,
     })
 }
 

@@ -82,7 +82,7 @@ pub(super) fn command(program: &Path) -> Command {
 }
 
 /// The same for a program that doesn't notice when the harness is killed outright: where `setpriv` is there, it is killed as well.
-pub(super) fn mortal_command(program: &Path) -> Command {
+pub fn mortal_command(program: &Path) -> Command {
     let Some(setpriv) = on_path("setpriv") else {
         return command(program);
     };
@@ -110,7 +110,10 @@ fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 /// The line with which a program says that it is ready.
-pub(super) async fn ready_line(child: &mut Child, stdout: ChildStdout, name: &str) -> anyhow::Result<String> {
+///
+/// # Errors
+/// When it ends, or takes too long, before it says so.
+pub async fn ready_line(child: &mut Child, stdout: ChildStdout, name: &str) -> anyhow::Result<String> {
     let mut lines = BufReader::new(stdout).lines();
     let line = tokio::time::timeout(READY_WITHIN, lines.next_line())
         .await

@@ -26,12 +26,10 @@ impl Engine {
         program: &Path,
         settings: &[(&str, String)],
         logs: &Logs,
+        log: &str,
     ) -> anyhow::Result<Self> {
         let mut command = children::mortal_command(program);
-        command
-            .arg("serve")
-            .stdin(Stdio::null())
-            .stderr(logs.file("engine")?);
+        command.arg("serve").stdin(Stdio::null()).stderr(logs.file(log)?);
         for (name, value) in settings {
             command.env(
                 format!("FLUXBUY__{}", name.to_uppercase().replace('.', "__")),
@@ -52,6 +50,16 @@ impl Engine {
 
     pub(super) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Its process; `None` once it has ended. (`setpriv` becomes the engine, so that it is the child's own.)
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// SIGKILL: what a drain would wait for is left as it is.
+    pub(super) async fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().await.context("the engine could not be killed")
     }
 
     /// SIGTERM, and waits for the drain.

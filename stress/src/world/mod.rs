@@ -7,13 +7,14 @@ mod program;
 mod services;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
+pub use children::{mortal_command, ready_line};
 pub use engine::Metrics;
 pub use external::Target;
 
@@ -23,13 +24,16 @@ use services::Services;
 
 use crate::load::Peer;
 
+/// A setting of the engine, as `section.key` and value.
+pub type Setting = (&'static str, String);
+
 /// What a scenario asks of its world.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
     /// How the mock provider behaves.
     pub provider: Provider,
     /// Settings of the engine, as `section.key` and value.
-    pub settings: Vec<(&'static str, String)>,
+    pub settings: Vec<Setting>,
     /// The engine must be the one that can leave the guard out of its claim.
     pub guard_off: bool,
 }
@@ -84,14 +88,30 @@ pub struct World {
     provider: Peer,
     redis: redis::aio::MultiplexedConnection,
     database: PgPool,
+    target: Target,
     private: Option<Private>,
 }
 
 struct Private {
     // Dropped in this order: the engine before what it stands on, the logs last.
-    engine: Engine,
+    /// `None` while it is stopped.
+    engine: Option<Engine>,
     services: Services,
     logs: Logs,
+    program: PathBuf,
+    /// Engines that were started so far; each has a log of its own.
+    started: usize,
+}
+
+/// Processes of a private world.
+#[derive(Debug, Clone, Copy)]
+pub struct Pids {
+    /// The engine.
+    pub engine: u32,
+    /// Redis.
+    pub redis: u32,
+    /// Postgres' first process, parent of all of its others.
+    pub postgres: u32,
 }
 
 impl World {
@@ -104,18 +124,16 @@ impl World {
             Place::External(target) => Self::connect(target.clone(), None).await,
             Place::Private(programs) => {
                 let logs = Logs::new(programs.logs.as_deref(), label)?;
-                let opened = Self::open_private(programs, needs, &logs, seed).await;
-                match opened {
-                    Ok((target, engine, services)) => {
-                        Self::connect(
-                            target,
-                            Some(Private {
-                                engine,
-                                services,
-                                logs,
-                            }),
-                        )
-                        .await
+                match Self::open_private(programs, needs, &logs, seed).await {
+                    Ok((target, engine, services, program)) => {
+                        let private = Private {
+                            engine: Some(engine),
+                            services,
+                            logs,
+                            program,
+                            started: 1,
+                        };
+                        Self::connect(target, Some(private)).await
                     }
                     Err(error) => {
                         logs.print();
@@ -131,25 +149,18 @@ impl World {
         needs: &Needs,
         logs: &Logs,
         seed: u64,
-    ) -> anyhow::Result<(Target, Engine, Services)> {
+    ) -> anyhow::Result<(Target, Engine, Services, PathBuf)> {
         let program = program::find(programs, needs.guard_off).await?;
         let services = Services::start(&program, &needs.provider, seed, logs).await?;
         let at = services.addresses();
-        let mut settings = vec![
-            ("postgres.url", at.postgres_engine_url.clone()),
-            ("redis.url", at.redis_url.clone()),
-            ("provider.url", at.provider_url.clone()),
-            ("http.listen", "127.0.0.1:0".to_owned()),
-        ];
-        settings.extend(needs.settings.iter().cloned());
-        let engine = Engine::start(&program, &settings, logs).await?;
+        let engine = Engine::start(&program, &all_settings(at, &needs.settings), logs, "engine").await?;
         let target = Target {
             engines: vec![engine.url().to_owned()],
             postgres_url: at.postgres_owner_url.clone(),
             redis_url: at.redis_url.clone(),
             provider_url: at.provider_url.clone(),
         };
-        Ok((target, engine, services))
+        Ok((target, engine, services, program))
     }
 
     async fn connect(target: Target, private: Option<Private>) -> anyhow::Result<Self> {
@@ -183,8 +194,76 @@ impl World {
             provider,
             redis,
             database,
+            target,
             private,
         })
+    }
+
+    /// Stops the private engine and waits for its drain; the services stay.
+    ///
+    /// # Errors
+    /// When it doesn't end well.
+    pub async fn stop_engine(&mut self) -> anyhow::Result<()> {
+        match self.private.as_mut().and_then(|private| private.engine.take()) {
+            Some(engine) => engine.stop().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Kills the private engine without a drain; the services stay.
+    ///
+    /// # Errors
+    /// When it can't be killed.
+    pub async fn kill_engine(&mut self) -> anyhow::Result<()> {
+        match self.private.as_mut().and_then(|private| private.engine.take()) {
+            Some(engine) => engine.kill().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts an engine with these settings on the same services, stopping the one before it. Tells how long it took from its
+    /// spawn to its ready line.
+    ///
+    /// # Errors
+    /// When the world isn't private, or the engine doesn't come up.
+    pub async fn restart_engine(&mut self, settings: &[Setting]) -> anyhow::Result<Duration> {
+        self.stop_engine().await?;
+        let private = self
+            .private
+            .as_mut()
+            .context("only a private engine is started anew")?;
+        private.started += 1;
+        let log = format!("engine-{}", private.started);
+        let all = all_settings(private.services.addresses(), settings);
+        let spawned = Instant::now();
+        let engine = Engine::start(&private.program, &all, &private.logs, &log).await?;
+        let ready_after = spawned.elapsed();
+        self.engines = vec![Peer::from_url(engine.url())?];
+        private.engine = Some(engine);
+        Ok(ready_after)
+    }
+
+    /// Its processes.
+    ///
+    /// # Errors
+    /// When the world isn't private, or its engine is stopped.
+    pub fn pids(&self) -> anyhow::Result<Pids> {
+        let private = self
+            .private
+            .as_ref()
+            .context("the processes of others are unknown")?;
+        let engine = private.engine.as_ref().and_then(Engine::pid);
+        let at = private.services.addresses();
+        Ok(Pids {
+            engine: engine.context("the engine is stopped")?,
+            redis: at.redis_pid,
+            postgres: at.postgres_pid,
+        })
+    }
+
+    /// Where its servers are.
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 
     /// The engines' front doors; at least one.
@@ -243,11 +322,16 @@ impl World {
             engine,
             services,
             logs,
+            ..
         }) = self.private.take()
         else {
             return Ok(());
         };
-        let stopped = match engine.stop().await {
+        let drained = match engine {
+            Some(engine) => engine.stop().await,
+            None => Ok(()),
+        };
+        let stopped = match drained {
             Ok(()) => services.stop().await,
             Err(error) => {
                 services.stop().await.ok();
@@ -259,6 +343,18 @@ impl World {
         }
         stopped
     }
+}
+
+/// A scenario's settings, after those that say where the services are.
+fn all_settings(at: &services::Addresses, settings: &[Setting]) -> Vec<Setting> {
+    let mut all = vec![
+        ("postgres.url", at.postgres_engine_url.clone()),
+        ("redis.url", at.redis_url.clone()),
+        ("provider.url", at.provider_url.clone()),
+        ("http.listen", "127.0.0.1:0".to_owned()),
+    ];
+    all.extend(settings.iter().cloned());
+    all
 }
 
 impl Drop for World {

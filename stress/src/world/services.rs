@@ -22,6 +22,8 @@ pub(super) struct Addresses {
     pub(super) postgres_engine_url: String,
     pub(super) redis_url: String,
     pub(super) provider_url: String,
+    pub(super) postgres_pid: u32,
+    pub(super) redis_pid: u32,
 }
 
 /// They stop and remove everything as soon as their standard input closes: when this is dropped, and also when the harness is

@@ -1,13 +1,11 @@
 //! The usual way to build it: each request asks Redis once (EVALSHA) and makes one transaction of its own, with a pool of
-//! 32 connections. On the same schema and with the same promise: a 201 is durable.
+//! connections. On the same schema and with the same promise: a 201 is durable.
 //!
 //! It is no straw man. The transaction is a single statement, so that there is one round trip to Postgres and the hot row is
 //! locked as shortly as can be. What is left is what cannot be avoided that way: each order waits for a flush of its own
-//! while it holds the stock's row.
+//! while it holds the stock's row. The lean kind leaves stock entry and stock row out, and so has no hot row at all.
 
-use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -15,24 +13,54 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue, LOCATION};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
-use tokio::net::TcpListener;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::serve::{self, Answers};
+use super::{Kind, settle};
 use crate::load::Peer;
-use crate::scenarios::Stall;
-use crate::world::World;
 
-const POOL: u32 = 32;
 const LARGEST_BODY: usize = 16_384;
+
+/// Makes the order, its stock entry, and takes its units from the stock.
+const PLACE: &str = "WITH placed AS (
+        INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
+        VALUES ($1, $2, $3, $4, $5, $6) RETURNING created_at
+    ), entry AS (
+        INSERT INTO stock_entries (sale_id, order_id, kind, delta) VALUES ($2, $1, 'RESERVE', -$5)
+    ), stock AS (
+        UPDATE inventory SET available = available - $5, held = held + $5 WHERE sale_id = $2 RETURNING 1
+    )
+    SELECT micros(placed.created_at) FROM placed, stock";
+/// Makes the order alone.
+const PLACE_LEAN: &str = "INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
+    VALUES ($1, $2, $3, $4, $5, $6) RETURNING micros(created_at)";
+
+/// Command line of a per-request server.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// What it does.
+    #[arg(long, value_enum)]
+    kind: Kind,
+    /// Connections to Postgres, and workers that settle.
+    #[arg(long)]
+    pool: u32,
+    /// The database, as somebody who may write.
+    #[arg(long)]
+    postgres_url: String,
+    /// Redis.
+    #[arg(long)]
+    redis_url: String,
+    /// The payment provider.
+    #[arg(long)]
+    provider_url: String,
+}
 
 /// Checks key, opening and stock, and takes the units. KEYS: state, keys, held. ARGV: key, order, units.
 /// Returns the units left, -1 when there are too few, -2 for a key that is known, -3 before the opening.
@@ -47,95 +75,42 @@ const RESERVE: &str = "
     redis.call('HSET', KEYS[3], ARGV[2], ARGV[3] .. ':' .. time[1])
     return redis.call('HINCRBY', KEYS[1], 'available', -units)";
 
-/// A server in this process.
-pub(super) struct Baseline {
-    peer: Peer,
-    redis: redis::aio::MultiplexedConnection,
-    server: JoinHandle<()>,
-}
-
 struct Shop {
+    kind: Kind,
     database: PgPool,
     redis: redis::aio::MultiplexedConnection,
     script: redis::Script,
     price: i64,
+    /// Where accepted orders go to be settled.
+    settle: Option<mpsc::UnboundedSender<settle::Accepted>>,
 }
 
-impl Baseline {
-    pub(super) async fn start(world: &World) -> anyhow::Result<Self> {
-        let database = PgPoolOptions::new()
-            .min_connections(POOL)
-            .max_connections(POOL)
-            .acquire_timeout(Duration::from_secs(30))
-            .test_before_acquire(false)
-            .connect_with((*world.database().connect_options()).clone())
-            .await?;
-        let shop = Arc::new(Shop {
-            database,
-            redis: world.redis(),
-            script: redis::Script::new(RESERVE),
-            price: crate::scenarios::UNIT_PRICE_MINOR,
-        });
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let peer = Peer::from_url(&format!("http://{}", listener.local_addr()?))?;
-        let server = tokio::spawn(serve(listener, shop));
-        Ok(Self {
-            peer,
-            redis: world.redis(),
-            server,
-        })
-    }
-
-    pub(super) fn peer(&self) -> &Peer {
-        &self.peer
-    }
-
-    /// Puts a sale's units into its own place in Redis.
-    pub(super) async fn stock_up(&self, stall: &Stall) -> anyhow::Result<()> {
-        let [state, ..] = keys(stall.sale);
-        redis::cmd("HSET")
-            .arg(state)
-            .arg("available")
-            .arg(stall.terms.units)
-            .arg("opens_at_us")
-            .arg(stall.opens_at.as_microsecond())
-            .query_async::<()>(&mut self.redis.clone())
-            .await
-            .context("the baseline's stock could not be put into redis")
-    }
+/// Connects, listens, and tells where.
+pub(super) async fn start(args: Args) -> anyhow::Result<(String, JoinHandle<()>)> {
+    let database = PgPoolOptions::new()
+        .min_connections(args.pool)
+        .max_connections(args.pool)
+        .acquire_timeout(Duration::from_secs(30))
+        .test_before_acquire(false)
+        .connect(&args.postgres_url)
+        .await?;
+    let redis = redis::Client::open(args.redis_url.as_str())?
+        .get_multiplexed_async_connection()
+        .await?;
+    let provider = Peer::from_url(&args.provider_url)?;
+    let settle = (args.kind == Kind::Life).then(|| settle::start(args.pool, &database, &provider));
+    serve::start(Shop {
+        kind: args.kind,
+        database,
+        redis,
+        script: redis::Script::new(RESERVE),
+        price: crate::scenarios::UNIT_PRICE_MINOR,
+        settle,
+    })
 }
 
-impl Drop for Baseline {
-    fn drop(&mut self) {
-        self.server.abort();
-    }
-}
-
-fn keys(sale: Uuid) -> [String; 3] {
+pub(super) fn keys(sale: Uuid) -> [String; 3] {
     ["state", "keys", "held"].map(|what| format!("{{baseline:{sale}}}:{what}"))
-}
-
-async fn serve(listener: TcpListener, shop: Arc<Shop>) {
-    // Connections end with the server.
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            continue;
-        };
-        stream.set_nodelay(true).ok();
-        let shop = Arc::clone(&shop);
-        connections.spawn(async move {
-            let service = service_fn(move |request| {
-                let shop = Arc::clone(&shop);
-                async move { Ok::<_, Infallible>(shop.answer(request).await) }
-            });
-            http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service)
-                .await
-                .ok();
-        });
-        while connections.try_join_next().is_some() {}
-    }
 }
 
 #[derive(Deserialize)]
@@ -156,7 +131,7 @@ struct Accepted<'a> {
     created_at: Timestamp,
 }
 
-impl Shop {
+impl Answers for Shop {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         match self.sell(request).await {
             Ok(Some(response)) => response,
@@ -169,7 +144,9 @@ impl Shop {
             ),
         }
     }
+}
 
+impl Shop {
     async fn sell(&self, request: Request<Incoming>) -> anyhow::Result<Option<Response<Full<Bytes>>>> {
         let (head, body) = request.into_parts();
         let sale: Uuid = head
@@ -205,25 +182,23 @@ impl Shop {
             return Ok(None);
         }
         let amount_minor = i64::from(quantity) * self.price;
-        let created_at_us: i64 = sqlx::query_scalar(
-            "WITH placed AS (
-                INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
-                VALUES ($1, $2, $3, $4, $5, $6) RETURNING created_at
-            ), entry AS (
-                INSERT INTO stock_entries (sale_id, order_id, kind, delta) VALUES ($2, $1, 'RESERVE', -$5)
-            ), stock AS (
-                UPDATE inventory SET available = available - $5, held = held + $5 WHERE sale_id = $2 RETURNING 1
-            )
-            SELECT micros(placed.created_at) FROM placed, stock",
-        )
-        .bind(order)
-        .bind(sale)
-        .bind(digest(buyer, key))
-        .bind(amount_minor)
-        .bind(quantity)
-        .bind(buyer)
-        .fetch_one(&self.database)
-        .await?;
+        let place = if self.kind.keeps_stock() {
+            PLACE
+        } else {
+            PLACE_LEAN
+        };
+        let created_at_us: i64 = sqlx::query_scalar(place)
+            .bind(order)
+            .bind(sale)
+            .bind(digest(buyer, key))
+            .bind(amount_minor)
+            .bind(quantity)
+            .bind(buyer)
+            .fetch_one(&self.database)
+            .await?;
+        if let Some(settle) = &self.settle {
+            settle.send(settle::Accepted { order, sale }).ok();
+        }
         let accepted = Accepted {
             id: order,
             sale_id: sale,
