@@ -1,7 +1,5 @@
 //! Looking at what the gate holds, without keeping it from its work.
 
-
-
 use jiff::Timestamp;
 use redis::Value;
 use rustc_hash::{FxBuildHasher, FxHashSet};

@@ -84,7 +84,9 @@ fn allotments(batches: &[SaleBatch]) -> Option<BTreeMap<(SaleId, &str), i32>> {
         };
         for order in batch.orders.iter() {
             let asked: &mut i32 = units.entry((batch.sale, order.buyer.as_str())).or_default();
-            *asked = asked.checked_add(order.quantity).filter(|units| *units <= limit)?;
+            *asked = asked
+                .checked_add(order.quantity)
+                .filter(|units| *units <= limit)?;
         }
     }
     Some(units)
@@ -115,9 +117,19 @@ async fn insert_orders(
     .bind(orders.iter().map(|(_, order)| order.order.0).collect::<Vec<_>>())
     .bind(orders.iter().map(|(sale, _)| sale.0).collect::<Vec<_>>())
     .bind(orders.iter().map(|(_, order)| order.digest.0).collect::<Vec<_>>())
-    .bind(orders.iter().map(|(_, order)| order.amount_minor).collect::<Vec<_>>())
+    .bind(
+        orders
+            .iter()
+            .map(|(_, order)| order.amount_minor)
+            .collect::<Vec<_>>(),
+    )
     .bind(orders.iter().map(|(_, order)| order.quantity).collect::<Vec<_>>())
-    .bind(orders.iter().map(|(_, order)| order.buyer.as_str()).collect::<Vec<_>>())
+    .bind(
+        orders
+            .iter()
+            .map(|(_, order)| order.buyer.as_str())
+            .collect::<Vec<_>>(),
+    )
     .fetch_one(&mut **tx)
     .await?;
     Ok(timestamp(created_at_us))
@@ -215,10 +227,20 @@ mod tests {
     #[test]
     fn allotments_are_added_up_by_sale_and_buyer_where_there_is_a_limit() {
         let free = batch(None, &[("ann", 100)]);
-        let (first, second) = (batch(Some(3), &[("bob", 1), ("ann", 1), ("bob", 2)]), batch(Some(9), &[("ann", 9)]));
+        let (first, second) = (
+            batch(Some(3), &[("bob", 1), ("ann", 1), ("bob", 2)]),
+            batch(Some(9), &[("ann", 9)]),
+        );
         let batches = [free, first.clone(), second.clone()];
         let units: Vec<_> = allotments(&batches).unwrap().into_iter().collect();
-        assert_eq!(units, [((first.sale, "ann"), 1), ((first.sale, "bob"), 3), ((second.sale, "ann"), 9)]);
+        assert_eq!(
+            units,
+            [
+                ((first.sale, "ann"), 1),
+                ((first.sale, "bob"), 3),
+                ((second.sale, "ann"), 9)
+            ]
+        );
     }
 
     #[test]

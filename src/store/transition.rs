@@ -223,7 +223,10 @@ async fn update_orders(
         .collect::<Result<HashMap<_, _>, Error>>()?;
 
     // The others are locked too, if they exist: what they are now is what the update met.
-    let left: Vec<&Change> = changes.iter().filter(|change| !met.contains_key(&change.order)).collect();
+    let left: Vec<&Change> = changes
+        .iter()
+        .filter(|change| !met.contains_key(&change.order))
+        .collect();
     if !left.is_empty() {
         let found: Vec<(Uuid, String, i32, String)> = sqlx::query_as(
             "SELECT o.id, o.status::text, o.fence, o.buyer

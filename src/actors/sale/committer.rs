@@ -81,7 +81,10 @@ impl Committer {
     }
 
     async fn run(&self, (batches, waiters): Group<Waiter>) {
-        metrics::batch_size(What::Reserve, batches.iter().map(|batch| batch.orders.len()).sum());
+        metrics::batch_size(
+            What::Reserve,
+            batches.iter().map(|batch| batch.orders.len()).sum(),
+        );
         let started = Instant::now();
         let placed = self.store.place_group(&batches).await;
         metrics::commit_seconds(What::Reserve, started.elapsed());
@@ -222,14 +225,26 @@ mod tests {
     fn who_waits_shares_the_next_transaction() {
         let mut line = Line::new(10, 1);
         let sales: Vec<_> = (0..5).map(|_| SaleId::fresh()).collect();
-        assert_eq!(line.arrive(batch(sales[0], 1), 0).1.unwrap().1, [0], "a free slot is taken at once");
+        assert_eq!(
+            line.arrive(batch(sales[0], 1), 0).1.unwrap().1,
+            [0],
+            "a free slot is taken at once"
+        );
         for (sale, size, number) in [(1, 4, 1), (2, 4, 2), (3, 4, 3), (4, 1, 4)] {
             assert!(line.arrive(batch(sales[sale], size), number).1.is_none());
         }
-        assert_eq!(line.ended().unwrap().1, [1, 2], "no more than fit, and nobody overtakes");
+        assert_eq!(
+            line.ended().unwrap().1,
+            [1, 2],
+            "no more than fit, and nobody overtakes"
+        );
         assert_eq!(line.ended().unwrap().1, [3, 4]);
         assert!(line.ended().is_none());
-        assert_eq!(line.arrive(batch(sales[0], 11), 5).1.unwrap().1, [5], "larger than a group, alone");
+        assert_eq!(
+            line.arrive(batch(sales[0], 11), 5).1.unwrap().1,
+            [5],
+            "larger than a group, alone"
+        );
     }
 
     #[test]

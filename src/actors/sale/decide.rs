@@ -422,7 +422,13 @@ impl Decider {
         };
         let placed = self.parts.committer.commit(batch).await?;
         Ok(placed.map(|(created_at, stock)| Reserve::Done {
-            placed: vec![Placed::New { created_at, fresh: true }; orders.len()],
+            placed: vec![
+                Placed::New {
+                    created_at,
+                    fresh: true
+                };
+                orders.len()
+            ],
             stock: Some(stock),
             cut: false,
         }))

@@ -54,7 +54,10 @@ impl<T> Intake<T> {
     /// Whether this purchase can be refused at once: the sale is sold out, and the purchase isn't a replay.
     pub fn refuses(&self, digest: &IdempotencyDigest) -> bool {
         let state = self.state();
-        state.sold_out.as_ref().is_some_and(|known| !known.contains(digest))
+        state
+            .sold_out
+            .as_ref()
+            .is_some_and(|known| !known.contains(digest))
     }
 
     /// Leaves something for the actor.
@@ -166,6 +169,9 @@ mod tests {
         intake.close();
         assert_eq!(std::sync::Arc::strong_count(&held), 1);
         assert!(matches!(intake.leave(held), Left::Closed(_)));
-        assert!(!intake.refuses(&digest("new")), "nobody may be told what nobody knows");
+        assert!(
+            !intake.refuses(&digest("new")),
+            "nobody may be told what nobody knows"
+        );
     }
 }
