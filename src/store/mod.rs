@@ -75,6 +75,8 @@ impl Store {
             // Hot statements join an array with a table; they must look rows up, however small the table still is.
             ("enable_seqscan", "off".to_owned()),
             ("jit", "off".to_owned()),
+            // A plan made while the tables were small would be kept while they grow, and scan them whole for each batch.
+            ("plan_cache_mode", "force_custom_plan".to_owned()),
         ]);
         let pool = |connections: u32| {
             PgPoolOptions::new()

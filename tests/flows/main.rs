@@ -2,6 +2,7 @@
 //! from docs/cases.md.
 
 mod crashes;
+mod groups;
 mod interleavings;
 mod payments;
 mod requests;

@@ -86,7 +86,7 @@ async fn a_large_load_arrives_whole() {
         .map(|number| loaded(&stranger(2), number % 5 != 0))
         .collect();
     load(&gate, sale, 1, &orders, open(3)).await;
-    let digests: HashSet<_> = orders.iter().map(|order| order.digest).collect();
+    let digests = orders.iter().map(|order| order.digest).collect();
     assert_eq!(gate.known_keys(sale).await.unwrap(), digests);
     let holding: HashSet<_> = orders
         .iter()
@@ -187,7 +187,10 @@ async fn the_newer_of_two_loads_wins_wherever_the_older_one_stands() {
                 changes: 0,
             })
         );
-        assert_eq!(new.known_keys(sale).await.unwrap(), HashSet::from([fresh.digest]));
+        assert_eq!(
+            new.known_keys(sale).await.unwrap(),
+            [fresh.digest].into_iter().collect()
+        );
     }
 }
 

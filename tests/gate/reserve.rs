@@ -52,7 +52,7 @@ async fn units_are_taken_and_the_reservation_is_written_down() {
     );
     assert_eq!(
         gate.known_keys(sale).await.unwrap(),
-        HashSet::from([wanted.digest])
+        [wanted.digest].into_iter().collect()
     );
 }
 

@@ -6,24 +6,24 @@ pub(super) struct Bound {
     /// The figure's name.
     pub(super) name: &'static str,
     /// The bound.
-    pub(super) bound: f64,
+    pub(super) value: f64,
     /// It is an upper one.
     pub(super) at_most: bool,
 }
 
 impl Bound {
-    pub(super) const fn at_least(name: &'static str, bound: f64) -> Self {
+    pub(super) const fn at_least(name: &'static str, value: f64) -> Self {
         Self {
             name,
-            bound,
+            value,
             at_most: false,
         }
     }
 
-    pub(super) const fn at_most(name: &'static str, bound: f64) -> Self {
+    pub(super) const fn at_most(name: &'static str, value: f64) -> Self {
         Self {
             name,
-            bound,
+            value,
             at_most: true,
         }
     }

@@ -109,14 +109,14 @@ impl Row {
     fn of(bound: &Bound, runs: &[f64], unmet: &[String]) -> Self {
         let summary = Summary::of(runs);
         let kept = if bound.at_most {
-            summary.median <= bound.bound
+            summary.median <= bound.value
         } else {
-            summary.median >= bound.bound
+            summary.median >= bound.value
         };
         Self {
             name: bound.name,
             value: summary.median,
-            bound: bound.bound,
+            bound: bound.value,
             at_most: bound.at_most,
             holds: kept && unmet.is_empty(),
             spread: summary.spread(),
