@@ -177,12 +177,13 @@ mod tests {
                 violation: Violation {
                     check: "gate-agrees",
                     count: 1,
-                    examples: Vec::new(),
+                    examples: vec!["one too many".to_owned()],
                 },
             });
         });
         assert!(!results.verdict().is_success());
-        assert!(results.to_string().ends_with("round 1: gate-agrees (1): "));
+        let text = results.to_string();
+        assert!(text.ends_with("round 1: gate-agrees (1): one too many"), "{text}");
     }
 
     #[test]
