@@ -11,6 +11,11 @@ use fluxbuy::store::{Store, migrate};
 use fluxbuy::{app, demo, mock_provider, services};
 use tracing_subscriber::EnvFilter;
 
+/// Purchases come and go on two runtimes' threads. glibc's allocator takes a seventh of the engine's time then, and this one
+/// hardly any; see docs/decisions/0010-where-the-time-goes.md.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// A flash-sale engine: stock is never oversold, no unit is ever lost, and no buyer pays for a unit they don't get.
 #[derive(Parser)]
 #[command(version)]

@@ -72,8 +72,11 @@ impl Store {
                 "idle_in_transaction_session_timeout",
                 format!("{}ms", settings.statement_timeout_ms),
             ),
-            // Hot statements join an array with a table; they must look rows up, however small the table still is.
+            // Hot statements join an array with a table; they must look rows up, however small the table still is. Measured with
+            // 10,000 sales: a merge join that reads the whole of an index for each batch sells a tenth.
             ("enable_seqscan", "off".to_owned()),
+            ("enable_hashjoin", "off".to_owned()),
+            ("enable_mergejoin", "off".to_owned()),
             ("jit", "off".to_owned()),
             // A plan made while the tables were small would be kept while they grow, and scan them whole for each batch.
             ("plan_cache_mode", "force_custom_plan".to_owned()),
