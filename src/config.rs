@@ -905,7 +905,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((config.sale.max_batch, config.sale.batches_in_flight), (16, 1));
-        assert_eq!(config.sale.mailbox_requests, 4096);
+        assert_eq!(config.sale.mailbox_requests, 6000);
         assert!(config.sweeper.fail_in_doubt);
         assert_eq!(config.http.listen.port(), 0);
         assert_eq!(config.log.format, LogFormat::Json);

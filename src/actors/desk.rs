@@ -101,7 +101,7 @@ impl Desk {
             .ask(move |store| async move { store.list_sale(&terms).await })
             .await?;
         self.warn_of_want_of_capacity(&listed);
-        self.sales.know(listed.sale.clone());
+        self.sales.listed(listed.sale.clone()).await;
         Ok(listed)
     }
 

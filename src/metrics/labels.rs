@@ -157,6 +157,8 @@ labels! {
 
     /// Why a sale's stock was loaded into the gate.
     RebuildReason {
+        /// The sale was listed.
+        Listed = "listed",
         /// The gate didn't know the sale.
         Unprimed = "unprimed",
         /// The gate's epoch was older than the sale's.

@@ -11,7 +11,7 @@ mod registry;
 
 use actix::fut::wrap_future;
 use actix::{
-    Actor, ActorContext, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture,
+    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, AtomicResponse, Context, Handler, WrapFuture,
 };
 use tokio::runtime;
 
@@ -66,6 +66,25 @@ impl Handler<Rest> for OrderActor {
     }
 }
 
+/// What a charge's task owes the actor. Should it die, it is told all the same, and nobody knows what was sent.
+struct ChargeReport(Option<(Addr<OrderActor>, ChargeEnded)>);
+
+impl ChargeReport {
+    fn of(&mut self, end: ChargeEnd) {
+        if let Some((_, ended)) = &mut self.0 {
+            ended.end = end;
+        }
+    }
+}
+
+impl Drop for ChargeReport {
+    fn drop(&mut self) {
+        if let Some((addr, ended)) = self.0.take() {
+            addr.do_send(ended);
+        }
+    }
+}
+
 impl Handler<Charge> for OrderActor {
     type Result = ();
 
@@ -80,19 +99,18 @@ impl Handler<Charge> for OrderActor {
                 return;
             };
             // Busy until the charge is settled.
-            let (logic, addr) = (actor.logic.clone(), ctx.address());
-            let charging = actor
-                .runtime
-                .spawn(async move { logic.charge(claim.attempt, claim.amount).await });
-            actor.runtime.spawn(async move {
-                // Should it have died, nobody knows what it sent.
-                let end = charging.await.unwrap_or(ChargeEnd::InDoubt);
-                addr.do_send(ChargeEnded {
+            let logic = actor.logic.clone();
+            let mut report = ChargeReport(Some((
+                ctx.address(),
+                ChargeEnded {
                     fence: claim.fence,
                     attempt: claim.attempt,
-                    end,
+                    end: ChargeEnd::InDoubt,
                     place,
-                });
+                },
+            )));
+            actor.runtime.spawn(async move {
+                report.of(logic.charge(claim.attempt, claim.amount).await);
             });
         }));
     }

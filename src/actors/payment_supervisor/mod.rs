@@ -5,7 +5,8 @@
 
 mod queue;
 
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
@@ -36,7 +37,20 @@ pub struct Limits {
 
 /// The handle. Cheap to clone.
 #[derive(Clone)]
-pub struct Supervisor(Addr<PaymentSupervisor>);
+pub struct Supervisor {
+    addr: Addr<PaymentSupervisor>,
+    /// Handed over and not yet taken in. The actor is called by the first who finds it empty: ten thousand sales with one buyer each
+    /// don't wake it ten thousand times. Holds no more than the queue behind it.
+    handed_over: HandedOver,
+    max_handed_over: usize,
+}
+
+type HandedOver = Arc<Mutex<Vec<OpenOrder>>>;
+
+fn lock(orders: &HandedOver) -> MutexGuard<'_, Vec<OpenOrder>> {
+    // Nothing that could panic runs under the lock.
+    orders.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Supervisor {
     /// Starts the supervisor on `arbiter`; its scans run on `runtime`.
@@ -48,7 +62,9 @@ impl Supervisor {
         arbiter: &ArbiterHandle,
         runtime: runtime::Handle,
     ) -> Self {
+        let handed_over = HandedOver::default();
         let actor = PaymentSupervisor {
+            handed_over: handed_over.clone(),
             queue: Queue::new(limits.queue_orders, limits.max_in_flight),
             limits,
             orders,
@@ -59,24 +75,42 @@ impl Supervisor {
             stopping: false,
             retry_due: false,
         };
-        Self(PaymentSupervisor::start_in_arbiter(arbiter, |_| actor))
+        Self {
+            addr: PaymentSupervisor::start_in_arbiter(arbiter, |_| actor),
+            handed_over,
+            max_handed_over: limits.queue_orders,
+        }
     }
 
-    /// Hands over orders that have just been committed.
-    pub fn hand_over(&self, orders: Vec<OpenOrder>) {
-        if !orders.is_empty() {
-            self.0.do_send(HandOver(orders));
+    /// Hands over orders that have just been committed. Those that there is no room for are found by the scan.
+    pub fn hand_over(&self, mut orders: Vec<OpenOrder>) {
+        if orders.is_empty() {
+            return;
+        }
+        let sleeps = {
+            let mut handed_over = lock(&self.handed_over);
+            let room = self.max_handed_over.saturating_sub(handed_over.len());
+            for _ in orders.drain(room.min(orders.len())..) {
+                metrics::payment_handover_dropped();
+            }
+            let sleeps = handed_over.is_empty();
+            handed_over.append(&mut orders);
+            sleeps
+        };
+        if sleeps {
+            self.addr.do_send(HandOver);
         }
     }
 
     /// Begins no further charge. What is in the queue is PENDING, and found again at the next start.
     pub fn stop_charging(&self) {
-        self.0.do_send(StopCharging);
+        self.addr.do_send(StopCharging);
     }
 }
 
 /// The shell around a [`Queue`].
 pub struct PaymentSupervisor {
+    handed_over: HandedOver,
     queue: Queue,
     limits: Limits,
     orders: Orders,
@@ -91,7 +125,7 @@ pub struct PaymentSupervisor {
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct HandOver(Vec<OpenOrder>);
+struct HandOver;
 
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -178,7 +212,8 @@ impl PaymentSupervisor {
 impl Handler<HandOver> for PaymentSupervisor {
     type Result = ();
 
-    fn handle(&mut self, HandOver(orders): HandOver, ctx: &mut Self::Context) {
+    fn handle(&mut self, _: HandOver, ctx: &mut Self::Context) {
+        let orders = mem::take(&mut *lock(&self.handed_over));
         self.take_in(orders, true, ctx);
     }
 }

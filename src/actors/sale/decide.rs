@@ -153,6 +153,17 @@ impl Decider {
         }
     }
 
+    /// Loads a sale that has just been listed, so that its first buyers needn't wait for it. Should that fail, they do.
+    pub async fn prime(&self) {
+        let seen_rebuilds = self.rebuilds.load(Ordering::Acquire);
+        if !self.parts.gate_breaker.allows(Instant::now()) {
+            return;
+        }
+        if let Err(error) = self.rebuild(RebuildReason::Listed, seen_rebuilds, None).await {
+            tracing::warn!(sale_id = %self.sale.id, %error, "a sale is loaded into the gate at its first purchase");
+        }
+    }
+
     async fn ask_gate(&self, entries: &[Entry]) -> Result<gate::Reserve, gate::Error> {
         let requests: Vec<Reservation> = entries
             .iter()

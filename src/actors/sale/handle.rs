@@ -48,6 +48,7 @@ struct SaleHandle {
     sale: Arc<Sale>,
     addr: Addr<SaleActor>,
     intake: Arc<Intake<Buy>>,
+    decider: Arc<Decider>,
     /// Places in the queue: the bound that an actix mailbox isn't.
     places: Arc<Semaphore>,
 }
@@ -121,12 +122,20 @@ impl Sales {
         self.0.handles.iter().map(|handle| *handle.key()).collect()
     }
 
-    /// Takes note of a sale, so that its first buyer needn't wait for the database.
-    pub fn know(&self, sale: Sale) {
-        self.0
+    /// Takes in a sale that has just been listed, and loads it into the gate: its first buyers wait for neither.
+    pub async fn listed(&self, sale: Sale) {
+        let decider = self
+            .0
             .handles
             .entry(sale.id)
-            .or_insert_with(|| self.start(Arc::new(sale)));
+            .or_insert_with(|| self.start(Arc::new(sale)))
+            .decider
+            .clone();
+        // A task of its own: the seller's hang-up must not leave it half loaded.
+        let primed = self.0.runtime.spawn(async move { decider.prime().await });
+        if let Err(panic) = primed.await {
+            tracing::error!(%panic, "loading a listed sale into the gate died");
+        }
     }
 
     async fn handle(&self, id: SaleId) -> Result<SaleHandle, Refusal> {
@@ -179,10 +188,11 @@ impl Sales {
             ..
         } = &*self.0;
         let intake = Arc::new(Intake::default());
+        let decider = Arc::new(Decider::new(sale.clone(), parts.clone()));
         let actor = SaleActor {
             intake: intake.clone(),
             batcher: Batcher::new(limits.max_batch, limits.batches_in_flight),
-            decider: Arc::new(Decider::new(sale.clone(), parts.clone())),
+            decider: decider.clone(),
             parts: parts.clone(),
             sale: sale.id,
             runtime: runtime.clone(),
@@ -193,6 +203,7 @@ impl Sales {
             sale,
             addr,
             intake,
+            decider,
             places: Arc::new(Semaphore::new(limits.mailbox_requests)),
         }
     }

@@ -66,9 +66,11 @@ pub(super) async fn fill(world: &mut World, fills: &[Fill]) -> anyhow::Result<Ve
     for connection in [&mut orders, &mut entries] {
         connection.execute(SETTINGS).await?;
     }
-    let found: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
-        .fetch_one(&mut orders)
-        .await?;
+    // One time for both connections: ids are made of it.
+    let (found, now_us): (i64, i64) =
+        sqlx::query_as("SELECT (SELECT count(*) FROM orders), micros(clock_timestamp())")
+            .fetch_one(&mut orders)
+            .await?;
     ensure!(found == 0, "there are {found} orders already");
 
     let taken_off = [
@@ -79,8 +81,8 @@ pub(super) async fn fill(world: &mut World, fills: &[Fill]) -> anyhow::Result<Ve
     for (fill, stands) in fills.iter().zip(&streets) {
         let sales: Vec<Uuid> = stands.iter().map(|stand| stand.sale).collect();
         try_join(
-            insert_orders(&mut orders, fill, first, &sales),
-            insert_entries(&mut entries, fill, first, &sales),
+            insert_orders(&mut orders, fill, first, now_us, &sales),
+            insert_entries(&mut entries, fill, first, now_us, &sales),
         )
         .await?;
         move_stock(&mut orders, fill, &sales).await?;
@@ -136,11 +138,11 @@ async fn put_back(
 }
 
 /// Each order's number n, its sale, when it was made (microseconds since 1970), and its id: a UUIDv7 whose random part is the hash
-/// of its number, so that its stock entry can name it. $1 to $6: first, last, sales, orders per sale, since and until in microseconds.
+/// of its number, so that its stock entry can name it. $1 to $6: first, last, sales, orders per sale, when the first and the last were made.
 const NUMBERED: &str = "SELECT n, ($3::uuid[])[1 + (n - $1) / $4] AS sale_id, us,
         overlay(overlay(md5(n::text) PLACING lpad(to_hex(us / 1000), 12, '0') || '7' FROM 1) PLACING '8' FROM 17)::uuid AS id
      FROM (
-        SELECT n, micros(now()) - $5 + (($5 - $6) * (n - $1)::numeric / ($2 - $1 + 1))::bigint AS us
+        SELECT n, $5 + (($6 - $5) * (n - $1)::numeric / ($2 - $1 + 1))::bigint AS us
         FROM generate_series($1::bigint, $2::bigint) AS n
      ) AS made";
 
@@ -148,6 +150,7 @@ async fn insert_orders(
     connection: &mut PgConnection,
     fill: &Fill,
     first: u32,
+    now_us: i64,
     sales: &[Uuid],
 ) -> anyhow::Result<()> {
     let claims = i32::from(fill.status != "PENDING");
@@ -158,7 +161,7 @@ async fn insert_orders(
             CASE WHEN $8 > 0 THEN from_micros(us) END, 1, $8, $8, $9::order_status, 'filled-' || n % 100000
          FROM ({NUMBERED}) AS numbered"
     );
-    bind_numbered(&sql, fill, first, sales)
+    bind_numbered(&sql, fill, first, now_us, sales)
         .bind(crate::scenarios::UNIT_PRICE_MINOR)
         .bind(claims)
         .bind(fill.status)
@@ -171,13 +174,14 @@ async fn insert_entries(
     connection: &mut PgConnection,
     fill: &Fill,
     first: u32,
+    now_us: i64,
     sales: &[Uuid],
 ) -> anyhow::Result<()> {
     let sql = format!(
         "INSERT INTO stock_entries (sale_id, order_id, kind, delta, created_at)
          SELECT sale_id, id, 'RESERVE', -1, from_micros(us) FROM ({NUMBERED}) AS numbered"
     );
-    bind_numbered(&sql, fill, first, sales)
+    bind_numbered(&sql, fill, first, now_us, sales)
         .execute(connection)
         .await?;
     Ok(())
@@ -185,14 +189,14 @@ async fn insert_entries(
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
-fn bind_numbered<'q>(sql: &'q str, fill: &Fill, first: u32, sales: &'q [Uuid]) -> Query<'q> {
+fn bind_numbered<'q>(sql: &'q str, fill: &Fill, first: u32, now_us: i64, sales: &'q [Uuid]) -> Query<'q> {
     sqlx::query(AssertSqlSafe(sql))
         .bind(i64::from(first))
         .bind(i64::from(first) + i64::from(fill.orders) - 1)
         .bind(sales)
         .bind(i64::from(fill.per_sale()))
-        .bind(fill.since.as_micros() as i64)
-        .bind(fill.until.as_micros() as i64)
+        .bind(now_us - fill.since.as_micros() as i64)
+        .bind(now_us - fill.until.as_micros() as i64)
 }
 
 /// Takes the orders' units from the stock.

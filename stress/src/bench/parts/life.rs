@@ -53,9 +53,10 @@ pub(super) async fn play(bench: &mut Bench<'_>) -> anyhow::Result<()> {
         .await
 }
 
-async fn rounds(bench: &mut Bench<'_>, world: &mut World, quiet: &World) -> anyhow::Result<()> {
+async fn rounds(bench: &mut Bench<'_>, world: &mut World, quiet: &mut World) -> anyhow::Result<()> {
     let span = bench.size.span;
     let calibration = bench.size.calibration;
+    quiet.stop_engine().await?;
     // The engine would charge a rival's orders as well, so it is stopped while one runs: sales are listed beforehand.
     world.restart_engine(&[]).await?;
     let tries = POOLS.len() as u32;
@@ -80,7 +81,10 @@ async fn rounds(bench: &mut Bench<'_>, world: &mut World, quiet: &World) -> anyh
         .await?;
     for (round, stand) in (1..=bench.size.rounds).zip(&measured) {
         let run = format!("life round {round}, accept");
+        quiet.restart_engine(&charges_out_of_the_way()).await?;
         let accept = bench.engine_load(quiet, &run, BUYERS, span).await?;
+        // With a hundred thousand open orders it has something to do even while nobody buys.
+        quiet.stop_engine().await?;
 
         let run = format!("life round {round}, engine");
         world.restart_engine(&[]).await?;
