@@ -169,7 +169,7 @@ async fn s13_o4_a_flushed_gate_is_rebuilt_exactly() {
     assert_eq!(accepted, 900, "400 replays and 500 new");
     bed.settled(&sale).await;
     assert_eq!(bed.stock(&sale).await, (0, 0, 900));
-    assert!(bed.metric("fluxbuy_gate_rebuilds_total", &["unprimed"]).await >= 2);
+    assert!(bed.metric("fluxbuy_gate_rebuilds_total", &["unprimed"]).await >= 1);
     services.stop().await.unwrap();
 }
 
@@ -192,6 +192,12 @@ async fn without_redis_sales_go_on_and_with_it_again() {
         b"true"
     );
     assert_eq!(bed.buy(&sale, "ann", "k2", 2).await.problem(), "limit_exceeded");
+    let late = bed.sale(1).await;
+    assert_eq!(
+        bed.buy(&late, "ann", "k", 1).await.status,
+        201,
+        "listed without a gate"
+    );
     let ready = bed.client.get(&format!("{}/readyz", bed.url()), &[]).await;
     assert_eq!(ready.status, 200, "redis alone doesn't stop sales");
     kill(redis, Signal::SIGCONT).unwrap();

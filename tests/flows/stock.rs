@@ -31,6 +31,17 @@ async fn s1_two_buyers_want_the_last_unit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_listed_sale_is_in_the_gate_before_its_first_buyer() {
+    let bed = Setup::default().start().await;
+    let sale = bed.sale(7).await;
+    assert_eq!(bed.gate_available(&sale).await, Some(7));
+    assert_eq!(bed.buy(&sale, "ann", "k", 1).await.status, 201);
+    assert_eq!(bed.gate_available(&sale).await, Some(6));
+    assert_eq!(bed.metric("fluxbuy_gate_rebuilds_total", &["listed"]).await, 1);
+    assert_eq!(bed.metric("fluxbuy_gate_rebuilds_total", &["unprimed"]).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn s2_two_buyers_want_six_of_ten() {
     let bed = Setup::default().start().await;
     let sale = bed.sale(10).await;

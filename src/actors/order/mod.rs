@@ -11,7 +11,8 @@ mod registry;
 
 use actix::fut::wrap_future;
 use actix::{
-    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, AtomicResponse, Context, Handler, WrapFuture,
+    Actor, ActorContext, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, Recipient,
+    WrapFuture,
 };
 use tokio::runtime;
 
@@ -67,7 +68,7 @@ impl Handler<Rest> for OrderActor {
 }
 
 /// What a charge's task owes the actor. Should it die, it is told all the same, and nobody knows what was sent.
-struct ChargeReport(Option<(Addr<OrderActor>, ChargeEnded)>);
+struct ChargeReport(Option<(Recipient<ChargeEnded>, ChargeEnded)>);
 
 impl ChargeReport {
     fn of(&mut self, end: ChargeEnd) {
@@ -101,7 +102,7 @@ impl Handler<Charge> for OrderActor {
             // Busy until the charge is settled.
             let logic = actor.logic.clone();
             let mut report = ChargeReport(Some((
-                ctx.address(),
+                ctx.address().recipient(),
                 ChargeEnded {
                     fence: claim.fence,
                     attempt: claim.attempt,
@@ -162,5 +163,53 @@ impl Handler<Cancel> for OrderActor {
                     outcome
                 }),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    struct Listener(mpsc::UnboundedSender<ChargeEnd>);
+
+    impl Actor for Listener {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<ChargeEnded> for Listener {
+        type Result = ();
+
+        fn handle(&mut self, ended: ChargeEnded, _: &mut Self::Context) {
+            self.0.send(ended.end).ok();
+        }
+    }
+
+    #[actix::test]
+    async fn a_charge_whose_task_dies_is_in_doubt() {
+        let (heard, mut told) = mpsc::unbounded_channel();
+        let listener = Listener(heard).start();
+        let report = || {
+            let ended = ChargeEnded {
+                fence: 1,
+                attempt: 1,
+                end: ChargeEnd::InDoubt,
+                place: ChargePlace::new(|| ()),
+            };
+            ChargeReport(Some((listener.clone().recipient(), ended)))
+        };
+        let mut ends_well = report();
+        let well = tokio::spawn(async move { ends_well.of(ChargeEnd::Succeeded) });
+        well.await.unwrap();
+        assert_eq!(told.recv().await, Some(ChargeEnd::Succeeded));
+
+        let dies = report();
+        let died = tokio::spawn(async move {
+            let _report = dies;
+            panic!("while it charges");
+        });
+        assert!(died.await.unwrap_err().is_panic());
+        assert_eq!(told.recv().await, Some(ChargeEnd::InDoubt));
     }
 }

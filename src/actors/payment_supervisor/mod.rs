@@ -3,16 +3,17 @@
 //! New orders are handed over after their commit. What a crash, another replica or a full queue left is found by a scan of the
 //! PENDING rows. The claim decides who charges an order; being in this queue means nothing.
 
+mod handover;
 mod queue;
 
-use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
 use actix_rt::ArbiterHandle;
 use tokio::runtime;
 
+use handover::{HandOver, Left};
 use queue::{Offer, Queue};
 
 use super::breaker::Breaker;
@@ -39,17 +40,7 @@ pub struct Limits {
 #[derive(Clone)]
 pub struct Supervisor {
     addr: Addr<PaymentSupervisor>,
-    /// Handed over and not yet taken in. The actor is called by the first who finds it empty: ten thousand sales with one buyer each
-    /// don't wake it ten thousand times. Holds no more than the queue behind it.
-    handed_over: HandedOver,
-    max_handed_over: usize,
-}
-
-type HandedOver = Arc<Mutex<Vec<OpenOrder>>>;
-
-fn lock(orders: &HandedOver) -> MutexGuard<'_, Vec<OpenOrder>> {
-    // Nothing that could panic runs under the lock.
-    orders.lock().unwrap_or_else(PoisonError::into_inner)
+    handed_over: HandOver,
 }
 
 impl Supervisor {
@@ -62,7 +53,7 @@ impl Supervisor {
         arbiter: &ArbiterHandle,
         runtime: runtime::Handle,
     ) -> Self {
-        let handed_over = HandedOver::default();
+        let handed_over = HandOver::new(limits.queue_orders);
         let actor = PaymentSupervisor {
             handed_over: handed_over.clone(),
             queue: Queue::new(limits.queue_orders, limits.max_in_flight),
@@ -78,27 +69,17 @@ impl Supervisor {
         Self {
             addr: PaymentSupervisor::start_in_arbiter(arbiter, |_| actor),
             handed_over,
-            max_handed_over: limits.queue_orders,
         }
     }
 
     /// Hands over orders that have just been committed. Those that there is no room for are found by the scan.
-    pub fn hand_over(&self, mut orders: Vec<OpenOrder>) {
-        if orders.is_empty() {
-            return;
+    pub fn hand_over(&self, orders: Vec<OpenOrder>) {
+        let Left { call, dropped } = self.handed_over.leave(orders);
+        for _ in dropped {
+            metrics::payment_handover_dropped();
         }
-        let sleeps = {
-            let mut handed_over = lock(&self.handed_over);
-            let room = self.max_handed_over.saturating_sub(handed_over.len());
-            for _ in orders.drain(room.min(orders.len())..) {
-                metrics::payment_handover_dropped();
-            }
-            let sleeps = handed_over.is_empty();
-            handed_over.append(&mut orders);
-            sleeps
-        };
-        if sleeps {
-            self.addr.do_send(HandOver);
+        if call {
+            self.addr.do_send(HandedOver);
         }
     }
 
@@ -110,7 +91,7 @@ impl Supervisor {
 
 /// The shell around a [`Queue`].
 pub struct PaymentSupervisor {
-    handed_over: HandedOver,
+    handed_over: HandOver,
     queue: Queue,
     limits: Limits,
     orders: Orders,
@@ -125,7 +106,7 @@ pub struct PaymentSupervisor {
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct HandOver;
+struct HandedOver;
 
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -209,11 +190,11 @@ impl PaymentSupervisor {
     }
 }
 
-impl Handler<HandOver> for PaymentSupervisor {
+impl Handler<HandedOver> for PaymentSupervisor {
     type Result = ();
 
-    fn handle(&mut self, _: HandOver, ctx: &mut Self::Context) {
-        let orders = mem::take(&mut *lock(&self.handed_over));
+    fn handle(&mut self, _: HandedOver, ctx: &mut Self::Context) {
+        let orders = self.handed_over.take();
         self.take_in(orders, true, ctx);
     }
 }
