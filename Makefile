@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint deps dashboards-check
+.PHONY: help demo test lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -24,6 +24,14 @@ lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --locked --features test-switches -- -D warnings
 	$(CARGO) deny check bans licenses sources
+
+bench: ## All parts of the benchmark, each beside its neighbours (BENCH=--quick for a short look)
+	@scripts/install-services.sh postgres redis
+	$(CARGO) run --release --locked -p stress -- bench $(BENCH)
+
+profile: ## A flame graph of the machine under a part of the benchmark (PART=cost)
+	@scripts/install-services.sh postgres redis
+	@scripts/profile.sh $(PART)
 
 dashboards-check: ## Prometheus' configuration, the alert rules and their tests
 	@scripts/install-services.sh prometheus
