@@ -27,13 +27,13 @@ pub struct Entry {
 
 /// What became of a purchase that arrived.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Arrival<W> {
+pub enum Arrival {
     /// It is in the open batch.
     Queued,
     /// The same purchase is under way already; it will be answered together with it.
     Joined,
-    /// The same key is under way with another body.
-    KeyReused(W),
+    /// The same key is under way with another body. Which of the two is right can't be told before that one is decided.
+    Postponed,
 }
 
 /// Collects purchases and hands them out in batches. Pure: it knows no clock and no I/O.
@@ -50,6 +50,8 @@ pub struct Batcher<W> {
 struct Waiting<W> {
     quantity: i32,
     waiters: Vec<W>,
+    /// The same key with another body; they come up when this is decided.
+    postponed: Vec<(Purchase, W)>,
 }
 
 impl<W> Batcher<W> {
@@ -65,10 +67,11 @@ impl<W> Batcher<W> {
     }
 
     /// Takes a purchase in.
-    pub fn arrive(&mut self, purchase: Purchase, waiter: W) -> Arrival<W> {
+    pub fn arrive(&mut self, purchase: Purchase, waiter: W) -> Arrival {
         if let Some(waiting) = self.waiting.get_mut(&purchase.digest) {
             if waiting.quantity != purchase.quantity {
-                return Arrival::KeyReused(waiter);
+                waiting.postponed.push((purchase, waiter));
+                return Arrival::Postponed;
             }
             waiting.waiters.push(waiter);
             return Arrival::Joined;
@@ -78,6 +81,7 @@ impl<W> Batcher<W> {
             Waiting {
                 quantity: purchase.quantity,
                 waiters: vec![waiter],
+                postponed: Vec::new(),
             },
         );
         self.open.push(Entry {
@@ -118,12 +122,16 @@ impl<W> Batcher<W> {
         self.in_flight -= 1;
     }
 
-    /// Everybody who waits for this purchase, the one who asked first in front.
-    pub fn take_waiters(&mut self, digest: &IdempotencyDigest) -> Vec<W> {
-        self.waiting
-            .remove(digest)
-            .map(|waiting| waiting.waiters)
-            .unwrap_or_default()
+    /// Everybody who waits for this purchase, which is decided now, the one who asked first in front. Who was postponed for it
+    /// arrives anew.
+    pub fn decided(&mut self, digest: &IdempotencyDigest) -> Vec<W> {
+        let Some(waiting) = self.waiting.remove(digest) else {
+            return Vec::new();
+        };
+        for (purchase, waiter) in waiting.postponed {
+            self.arrive(purchase, waiter);
+        }
+        waiting.waiters
     }
 }
 
@@ -193,13 +201,30 @@ mod tests {
             Arrival::Joined,
             "also while its batch is in flight"
         );
-        assert_eq!(batcher.arrive(purchase("ann", "k", 2), 4), Arrival::KeyReused(4));
         assert_eq!(
             batcher.arrive(purchase("bob", "k", 2), 5),
             Arrival::Queued,
             "another buyer's key"
         );
-        assert_eq!(batcher.take_waiters(&same.digest), [1, 2, 3]);
+        assert_eq!(batcher.decided(&same.digest), [1, 2, 3]);
         assert!(batcher.under_way().all(|digest| digest != same.digest));
+    }
+
+    #[test]
+    fn another_body_under_the_same_key_waits_until_the_one_under_way_is_decided() {
+        let mut batcher = Batcher::new(10, 2);
+        let (wrong, right) = (purchase("ann", "k", 2), purchase("ann", "k", 1));
+        batcher.arrive(wrong.clone(), 1);
+        assert_eq!(batcher.next_batch().unwrap().len(), 1);
+        assert_eq!(batcher.arrive(right.clone(), 2), Arrival::Postponed);
+        assert_eq!(batcher.arrive(wrong.clone(), 3), Arrival::Joined);
+        assert_eq!(batcher.arrive(right.clone(), 4), Arrival::Postponed);
+        assert!(batcher.next_batch().is_none());
+        assert_eq!(batcher.decided(&wrong.digest), [1, 3]);
+        let next = batcher.next_batch().unwrap();
+        assert_eq!(next.len(), 1, "one batch holds a key once");
+        assert_eq!(next[0].purchase.quantity, 1);
+        assert_eq!(batcher.decided(&right.digest), [2, 4]);
+        assert_eq!(batcher.under_way().count(), 0);
     }
 }

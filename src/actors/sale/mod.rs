@@ -21,7 +21,7 @@ pub use committer::{Committer, Limits as CommitLimits};
 pub use decide::{Decided, Decider, Parts};
 pub use handle::{Limits, Sales};
 
-use batch::{Arrival, Batcher};
+use batch::Batcher;
 use intake::Intake;
 use messages::{BatchDecided, Buy, Called, Freed, Reload, SoldOutKnown, StillSoldOut, Waiter};
 
@@ -67,10 +67,7 @@ impl SaleActor {
     fn look_after_intake(&mut self, ctx: &mut Context<Self>) {
         loop {
             for Buy { purchase, waiter } in self.intake.take() {
-                match self.batcher.arrive(purchase, waiter) {
-                    Arrival::Queued | Arrival::Joined => {}
-                    Arrival::KeyReused(waiter) => waiter.tell(Err(Refusal::KeyReused)),
-                }
+                self.batcher.arrive(purchase, waiter);
             }
             self.send_batches(ctx);
             if self.batcher.is_busy() || self.intake.sleep() {
@@ -155,7 +152,7 @@ impl Handler<BatchDecided> for SaleActor {
         self.batcher.batch_ended();
         let answers: Vec<_> = decided
             .into_iter()
-            .map(|decision| (self.batcher.take_waiters(&decision.digest), decision.answer))
+            .map(|decision| (self.batcher.decided(&decision.digest), decision.answer))
             .collect();
         self.runtime.spawn(async move { tell_all(answers) });
         self.look_after_intake(ctx);
