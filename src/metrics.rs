@@ -216,9 +216,9 @@ pub fn payment_queue_age(oldest: Option<Duration>) {
         .set(oldest.unwrap_or_default());
 }
 
-/// A new order found the queue full; the scan will find it.
-pub fn payment_handover_dropped() {
-    registry().payment_handovers_dropped.increment(1);
+/// So many new orders found the queue full; the scan will find them.
+pub fn payment_handovers_dropped(orders: usize) {
+    registry().payment_handovers_dropped.increment(orders as u64);
 }
 
 /// Whether charges are being held back because too many failed in a row.

@@ -4,7 +4,6 @@
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::domain::OrderId;
 use crate::store::OpenOrder;
 
 /// Orders that were handed over and not yet taken in. Cheap to clone.
@@ -19,8 +18,8 @@ pub struct HandOver {
 pub struct Left {
     /// They are the first: call the supervisor.
     pub call: bool,
-    /// Those that there was no room for; a scan finds them.
-    pub dropped: Vec<OrderId>,
+    /// How many there was no room for; a scan finds them.
+    pub dropped: usize,
 }
 
 impl HandOver {
@@ -36,7 +35,8 @@ impl HandOver {
     pub fn leave(&self, mut orders: Vec<OpenOrder>) -> Left {
         let mut left = self.lock();
         let room = self.max_orders.saturating_sub(left.len()).min(orders.len());
-        let dropped = orders.drain(room..).map(|order| order.order).collect();
+        let dropped = orders.len() - room;
+        orders.truncate(room);
         let call = left.is_empty() && !orders.is_empty();
         left.append(&mut orders);
         Left { call, dropped }
@@ -56,7 +56,7 @@ impl HandOver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::SaleId;
+    use crate::domain::{OrderId, SaleId};
 
     fn orders(count: usize) -> Vec<OpenOrder> {
         let sale = SaleId::fresh();
@@ -82,9 +82,14 @@ mod tests {
         let hand_over = HandOver::new(3);
         hand_over.leave(orders(2));
         let more = orders(3);
-        let left = hand_over.leave(more.clone());
-        assert_eq!(left.dropped, [more[1].order, more[2].order]);
-        assert_eq!(hand_over.take().len(), 3);
+        let first = more[0].order;
+        let left = Left {
+            call: false,
+            dropped: 2,
+        };
+        assert_eq!(hand_over.leave(more), left);
+        let taken = hand_over.take();
+        assert_eq!((taken.len(), taken[2].order), (3, first));
         assert!(hand_over.leave(orders(1)).call, "there is room again");
     }
 }

@@ -75,9 +75,7 @@ impl Supervisor {
     /// Hands over orders that have just been committed. Those that there is no room for are found by the scan.
     pub fn hand_over(&self, orders: Vec<OpenOrder>) {
         let Left { call, dropped } = self.handed_over.leave(orders);
-        for _ in dropped {
-            metrics::payment_handover_dropped();
-        }
+        metrics::payment_handovers_dropped(dropped);
         if call {
             self.addr.do_send(HandedOver);
         }
@@ -152,10 +150,13 @@ impl PaymentSupervisor {
 
     fn take_in(&mut self, orders: Vec<OpenOrder>, new: bool, ctx: &mut Context<Self>) {
         let now = Instant::now();
+        let mut dropped = 0;
         for order in orders {
-            if self.queue.offer(order, now) == Offer::Full && new {
-                metrics::payment_handover_dropped();
-            }
+            dropped += usize::from(self.queue.offer(order, now) == Offer::Full);
+        }
+        // What a scan has found is found again.
+        if new {
+            metrics::payment_handovers_dropped(dropped);
         }
         self.charge_what_fits(ctx);
     }

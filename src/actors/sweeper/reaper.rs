@@ -54,7 +54,8 @@ impl Known {
         }
     }
 
-    /// Whether there may be reservations that nobody has looked at. What was loaded came out of the database.
+    /// Whether there may be reservations that nobody has looked at. What was loaded came out of the database. (Should a clock that
+    /// went back hide one in a sale in which nothing moves, the two sides differ by it, and the sale is loaded anew.)
     fn may_hold_orphans(&self, old: Timestamp) -> bool {
         let all_checked = |quiet_since| self.checked_until(old) >= quiet_since;
         self.seen.gate.changes > 0 && !self.quiet_since.is_some_and(all_checked)
