@@ -28,9 +28,7 @@ pub async fn read_many(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Fact
     let mut facts = rows(world, sales).await.context("the rows could not be read")?;
     let mut gate = redis::pipe();
     for sale in sales {
-        gate.cmd("HGET")
-            .arg(format!("{{sale:{sale}}}:state"))
-            .arg("available");
+        gate.cmd("HGET").arg(World::gate_key(*sale)).arg("available");
     }
     let available: Vec<Option<i64>> = gate
         .query_async(&mut world.redis())

@@ -48,7 +48,7 @@ struct Definition {
     put_back: String,
 }
 
-/// Stops the engine, and fills the tables. Tells the sales.
+/// Stops the engine, and fills the tables. Tells the sales, of which the gate knows nothing.
 ///
 /// # Errors
 /// When there are orders already, or the database refuses something.
@@ -96,7 +96,20 @@ pub(super) async fn fill(world: &mut World, fills: &[Fill]) -> anyhow::Result<Ve
     .await?;
     orders.close().await?;
     entries.close().await?;
-    Ok(streets.into_iter().flatten().collect())
+    let stands: Vec<Stand> = streets.into_iter().flatten().collect();
+    forget(world, &stands).await?;
+    Ok(stands)
+}
+
+/// The gate still has the sales as they were listed. It would be found to be apart from the database, and each of them be loaded anew
+/// while something is measured.
+async fn forget(world: &World, stands: &[Stand]) -> anyhow::Result<()> {
+    let mut gate = redis::pipe();
+    for stand in stands {
+        gate.cmd("UNLINK").arg(World::gate_key(stand.sale)).ignore();
+    }
+    let () = gate.query_async(&mut world.redis()).await?;
+    Ok(())
 }
 
 async fn take_off(connection: &mut PgConnection, table: &str) -> anyhow::Result<Vec<Definition>> {

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
+use uuid::Uuid;
 
 pub use children::{mortal_command, ready_line};
 pub use engine::Metrics;
@@ -284,6 +285,11 @@ impl World {
     /// Redis.
     pub fn redis(&self) -> redis::aio::MultiplexedConnection {
         self.redis.clone()
+    }
+
+    /// Where the gate keeps what it has of a sale; nothing there, and it knows nothing of it.
+    pub fn gate_key(sale: Uuid) -> String {
+        format!("{{sale:{sale}}}:state")
     }
 
     /// Whether this world was made for the scenario alone, so that it may be bent.
