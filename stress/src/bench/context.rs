@@ -1,10 +1,11 @@
 //! What all parts share: sizes, the ledger, the audit after each run, and which pool suits which rival.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use sqlx::Executor as _;
+use uuid::Uuid;
 
 use super::figures::{Ledger, PartName};
 use super::load::{Counted, Span, Tide, flow};
@@ -12,7 +13,7 @@ use super::rival::{Kind, Rival, stock_up};
 use super::size::Size;
 use super::stand::{self, Stand};
 use crate::audit::{self, Case, Facts, Violation};
-use crate::load::{Peer, Record};
+use crate::load::{Outcome, Peer, Record, Refusal};
 use crate::progress::Progress;
 use crate::report::Latency;
 use crate::world::{Needs, Place, Provider, Setting, World};
@@ -21,6 +22,10 @@ use crate::world::{Needs, Place, Provider, Setting, World};
 pub(super) const PLENTY: u32 = 1_000_000;
 /// Buyers where nothing else is said.
 pub(super) const BUYERS: u32 = 512;
+/// Longer than the engine's grace for reservations without an order and two passes of its reaper.
+const REAPED_WITHIN: Duration = Duration::from_secs(45);
+/// Between two looks meanwhile.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// Settings without which a commit isn't durable.
 const DURABILITY: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
 /// Pools that a per-request server is tried with.
@@ -151,9 +156,49 @@ impl<'a> Bench<'a> {
         stand: &Stand,
         records: &[Record],
     ) -> anyhow::Result<()> {
-        let facts = audit::read(world, stand.sale).await?;
-        self.judge(run, books, stand, facts, records);
+        for facts in self.facts(world, run, &[stand.sale], records).await? {
+            self.judge(run, books, stand, facts, records);
+        }
         Ok(())
+    }
+
+    /// Facts about sales after a run. Where a machine that stalls has had purchases turned away after the gate had admitted them, their
+    /// units are the reaper's: it is waited for.
+    ///
+    /// # Errors
+    /// When facts can't be read.
+    pub(super) async fn facts(
+        &self,
+        world: &World,
+        run: &str,
+        sales: &[Uuid],
+        records: &[Record],
+    ) -> anyhow::Result<Vec<Facts>> {
+        let turned_away = records
+            .iter()
+            .filter(|record| {
+                matches!(
+                    record.outcome,
+                    Outcome::Refused(Refusal::Unavailable) | Outcome::Unknown(_)
+                )
+            })
+            .count();
+        if turned_away > 0 {
+            eprintln!("bench: {run}: {turned_away} purchases were turned away or went unanswered");
+        }
+        let deadline = Instant::now() + REAPED_WITHIN;
+        loop {
+            let all = audit::read_many(world, sales).await?;
+            let apart = all.iter().any(|facts| {
+                facts
+                    .gate_available
+                    .is_some_and(|gate| gate != facts.inventory.available)
+            });
+            if !apart || turned_away == 0 || Instant::now() > deadline {
+                return Ok(all);
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
     }
 
     /// Judges facts that have been read.

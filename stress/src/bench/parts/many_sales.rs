@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::audit;
 use crate::bench::bounds::SALES_10000_OVER_1;
 use crate::bench::context::{BUYERS, Bench, Books, PLENTY, charges_out_of_the_way, provider};
 use crate::bench::load::{Counted, Span, Tide, flow};
@@ -116,7 +115,7 @@ impl Street {
         for record in &self.records {
             by_sale[self.tide.place(record.ask.key)].push(record.clone());
         }
-        let all = audit::read_many(world, &self.tide.sales).await?;
+        let all = bench.facts(world, run, &self.tide.sales, &self.records).await?;
         for ((stand, facts), records) in self.stands.iter().zip(all).zip(by_sale) {
             bench.judge(run, Books::Engine, stand, facts, &records);
         }
