@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::actors::breaker::Breaker;
 use crate::actors::desk::{Desk, Probes};
+use crate::actors::inbox::{self, Inbox};
 use crate::actors::order::{self, Orders};
 use crate::actors::payment_supervisor::{self, Supervisor};
 use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
@@ -25,13 +26,15 @@ use crate::actors::sale::{self, Committer, Sales};
 use crate::actors::sweeper::{self, Reaper, Sweeper};
 use crate::actors::transition_writer::TransitionWriter;
 use crate::actors::watch::Watch;
-use crate::config::{Config, ProviderKind};
+use crate::config::{Config, ProviderKind, SignatureScheme};
 use crate::gate::{self, Gate};
 use crate::http;
-use crate::metrics::{self, Exporter};
+use crate::metrics::{self, Exporter, ProviderName};
 use crate::provider::PaymentProvider;
 use crate::provider::metered::Metered;
-use crate::provider::mock::MockProvider;
+use crate::provider::mock::{self, MockProvider};
+use crate::provider::webhook::{Reader, Webhooks};
+use crate::signature::{Key, Scheme, Verifier};
 use crate::sockets;
 use crate::store::{self, Store};
 
@@ -83,6 +86,12 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
             )?))
         }
     };
+    let neighbours = Neighbours {
+        webhooks: webhooks(&config)?,
+        store,
+        gate,
+        provider,
+    };
     let needed = config.http.max_connections as u64 + config.payment.max_in_flight as u64 + SPARE_FILES;
     let allowed = sockets::allow_open_files(needed)?;
     if allowed < needed {
@@ -101,7 +110,7 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
         sales: arbiter(shared.clone()),
         orders: arbiter(shared),
     };
-    let engine = Engine::start(&config, store, gate, provider, &arbiters, &runtime, exporter);
+    let engine = Engine::start(&config, neighbours, &arbiters, &runtime, exporter);
 
     for sale in engine.store.sales_on_offer().await? {
         engine.desk.warn_of_want_of_capacity(&sale);
@@ -125,6 +134,37 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Who is believed, and how events are read.
+fn webhooks(config: &Config) -> anyhow::Result<Webhooks> {
+    let scheme = match config.webhooks.scheme {
+        SignatureScheme::Standard => Scheme::Standard,
+        SignatureScheme::Stripe => Scheme::Stripe,
+    };
+    let keys = config
+        .webhooks
+        .secrets
+        .each()
+        .map(|secret| Key::parse(scheme, secret))
+        .collect::<Result<Vec<_>, _>>()
+        .context("webhooks.secrets: one of them (allowed with scheme \"standard\": base64, after whsec_ or without)")?;
+    let (provider, reader): (_, Reader) = match config.provider.kind {
+        ProviderKind::Mock => (ProviderName::Mock, mock::read_event),
+    };
+    Ok(Webhooks {
+        provider,
+        verifier: Verifier::new(scheme, keys, config.webhooks.tolerance()),
+        reader,
+    })
+}
+
+/// Whom the engine talks to.
+struct Neighbours {
+    store: Store,
+    gate: Gate,
+    provider: Arc<dyn PaymentProvider>,
+    webhooks: Webhooks,
+}
+
 /// Threads for actors. Hot sales have one to themselves, without I/O or timers.
 struct Arbiters {
     sales: Arbiter,
@@ -142,13 +182,17 @@ struct Engine {
 impl Engine {
     fn start(
         config: &Config,
-        store: Store,
-        gate: Gate,
-        provider: Arc<dyn PaymentProvider>,
+        neighbours: Neighbours,
         arbiters: &Arbiters,
         runtime: &Handle,
         exporter: Exporter,
     ) -> Self {
+        let Neighbours {
+            store,
+            gate,
+            provider,
+            webhooks,
+        } = neighbours;
         let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
         let provider_breaker = Arc::new(Breaker::new(
             config.payment.breaker_failures,
@@ -254,10 +298,21 @@ impl Engine {
             exporter,
         };
         runtime.spawn(watch.run());
+        let inbox = Inbox::start(
+            runtime,
+            store.clone(),
+            orders.clone(),
+            inbox::Limits {
+                scan_period: config.webhooks.scan_period(),
+                event_tries: config.webhooks.event_tries,
+            },
+        );
         let desk = Desk {
             store: store.clone(),
             sales,
             orders: orders.clone(),
+            webhooks,
+            inbox,
             probes,
             runtime: runtime.clone(),
             charges_before_cutoff: config.charges_before_cutoff(),

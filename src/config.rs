@@ -95,6 +95,8 @@ pub struct Config {
     pub sweeper: Sweeper,
     /// Who charges.
     pub provider: Provider,
+    /// What the provider tells by itself.
+    pub webhooks: Webhooks,
     /// What is written to stderr.
     pub log: Log,
     /// Switches that break the engine on purpose.
@@ -260,6 +262,56 @@ pub enum ProviderKind {
     Mock,
 }
 
+/// Section `[webhooks]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Webhooks {
+    /// How they are signed.
+    pub scheme: SignatureScheme,
+    /// Which secrets are believed.
+    pub secrets: Secrets,
+    /// See [`Webhooks::tolerance`].
+    #[serde(deserialize_with = "whole")]
+    pub tolerance_ms: u64,
+    /// See [`Webhooks::scan_period`].
+    #[serde(deserialize_with = "whole")]
+    pub scan_period_ms: u64,
+    /// Tries before an event whose order never comes is given up.
+    #[serde(deserialize_with = "whole")]
+    pub event_tries: u32,
+}
+
+/// How webhooks are signed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SignatureScheme {
+    /// Standard Webhooks.
+    Standard,
+    /// Stripe's own.
+    Stripe,
+}
+
+/// Secrets, separated by commas. Never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secrets(String);
+
+impl Secrets {
+    /// Each of them.
+    pub fn each(&self) -> impl Iterator<Item = &str> {
+        self.0
+            .split(',')
+            .map(str::trim)
+            .filter(|secret| !secret.is_empty())
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} secrets", self.each().count())
+    }
+}
+
 /// Section `[log]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -380,6 +432,12 @@ durations! { Payment {
     /// How long the breaker stays open.
     breaker_open = breaker_open_ms;
 } }
+durations! { Webhooks {
+    /// How far a signature's time may be from ours.
+    tolerance = tolerance_ms;
+    /// Between two looks for events that nobody has spoken of.
+    scan_period = scan_period_ms;
+} }
 durations! { Sweeper {
     /// Between two passes.
     period = period_ms;
@@ -487,6 +545,7 @@ impl Config {
             sale,
             payment,
             sweeper,
+            webhooks,
             ..
         } = self;
         check.range("http.max_connections", http.max_connections as u64, 1..=1_000_000);
@@ -581,6 +640,9 @@ impl Config {
             10..=3_600_000,
         );
         check.range("sweeper.reaper_grace_ms", sweeper.reaper_grace_ms, 20..=3_600_000);
+        check.range("webhooks.tolerance_ms", webhooks.tolerance_ms, 1_000..=3_600_000);
+        check.range("webhooks.scan_period_ms", webhooks.scan_period_ms, 10..=600_000);
+        check.range("webhooks.event_tries", webhooks.event_tries.into(), 1..=1_000);
     }
 
     fn check_relations(&self, check: &mut Check) {
@@ -987,24 +1049,33 @@ mod tests {
 
     #[test]
     fn urls_are_checked_and_never_shown_with_their_password() {
-        let said = refusal("", &[("FLUXBUY__POSTGRES__URL", "mysql://u:secret@h/d")]);
+        let said = refusal("", &[("FLUXBUY__POSTGRES__URL", "mysql://u:hidden@h/d")]);
         assert!(
-            said.contains("setting postgres.url") && !said.contains("secret"),
+            said.contains("setting postgres.url") && !said.contains("hidden"),
             "{said}"
         );
         let config = load(
             "",
             &[(
                 "FLUXBUY__POSTGRES__URL",
-                "postgres://u:se@cret@h:1/d?password=secret",
+                "postgres://u:hid@den@h:1/d?password=hidden",
             )],
         )
         .unwrap();
-        assert!(config.postgres.url.as_str().contains("secret"));
+        assert!(config.postgres.url.as_str().contains("hidden"));
         let shown = format!("{config:?} {}", config.postgres.url);
         assert!(
-            shown.contains("postgres://***@h:1/d") && !shown.contains("secret") && !shown.contains("cret@")
+            shown.contains("postgres://***@h:1/d") && !shown.contains("hidden") && !shown.contains("den@")
         );
+    }
+
+    #[test]
+    fn secrets_are_taken_apart_and_never_shown() {
+        let config = load("webhooks.secrets = \"whsec_b25l, whsec_dHdv,\"", &[]).unwrap();
+        let each: Vec<_> = config.webhooks.secrets.each().collect();
+        assert_eq!(each, ["whsec_b25l", "whsec_dHdv"]);
+        assert!(!format!("{config:?}").contains("whsec"));
+        assert_eq!(load("", &[]).unwrap().webhooks.secrets.each().count(), 0);
     }
 
     #[test]
@@ -1038,6 +1109,7 @@ mod tests {
             sale,
             payment,
             sweeper,
+            webhooks,
             ..
         } = config;
         for ms in [
@@ -1058,6 +1130,8 @@ mod tests {
             &mut sweeper.cutoff_ms,
             &mut sweeper.reaper_period_ms,
             &mut sweeper.reaper_grace_ms,
+            &mut webhooks.tolerance_ms,
+            &mut webhooks.scan_period_ms,
         ] {
             *ms = u64::MAX;
         }
@@ -1079,12 +1153,13 @@ mod tests {
             &mut postgres.read_connections,
             &mut payment.breaker_failures,
             &mut payment.task_tries,
+            &mut webhooks.event_tries,
         ] {
             *count = u32::MAX;
         }
         let mut check = Check::default();
         config.check_ranges(&mut check);
-        assert_eq!(check.0.len(), 30, "a new setting needs its place above");
+        assert_eq!(check.0.len(), 33, "a new setting needs its place above");
         check
             .0
             .into_iter()

@@ -12,5 +12,7 @@ pub mod metrics;
 pub mod mock_provider;
 pub mod provider;
 pub mod services;
+pub mod signature;
 pub mod sockets;
 pub mod store;
+pub mod tables;

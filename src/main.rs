@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use fluxbuy::config::{self, Config, LogFormat, Need};
 use fluxbuy::domain::OrderId;
 use fluxbuy::store::{Store, migrate};
-use fluxbuy::{app, demo, mock_provider, services};
+use fluxbuy::{app, demo, mock_provider, services, tables};
 use tracing_subscriber::EnvFilter;
 
 /// Purchases come and go on two runtimes' threads. glibc's allocator takes a seventh of the engine's time then, and this one
@@ -39,6 +39,13 @@ enum Command {
         #[command(subcommand)]
         action: DeadLetters,
     },
+    /// What the payment provider tells by itself.
+    Webhooks {
+        #[command(flatten)]
+        configured: Configured,
+        #[command(subcommand)]
+        action: Webhooks,
+    },
     /// Sell 900 units to 900 buyers at once, on private servers, and audit every unit and every cent.
     Demo(demo::Args),
     /// Run a payment provider for demonstrations and tests, with a book of its own.
@@ -64,6 +71,28 @@ enum DeadLetters {
         #[arg(long)]
         order: Option<OrderId>,
     },
+}
+
+#[derive(Subcommand)]
+enum Webhooks {
+    /// Print how often the provider repeated itself: deliveries, events, repeats, and the time between them, per provider and kind.
+    Retries {
+        /// What a row is for.
+        #[arg(long, value_enum, default_value = "day")]
+        by: Period,
+        /// How many of them, up to today (UTC).
+        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(i32).range(1..=3660))]
+        days: i32,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Period {
+    /// A day, in UTC.
+    Day,
 }
 
 impl Configured {
@@ -95,6 +124,23 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::DeadLetters { configured, action } => {
             let config = configured.load(Need::Database)?;
             block_on(dead_letters(config, action))
+        }
+        Command::Webhooks { configured, action } => {
+            let config = configured.load(Need::Database)?;
+            let Webhooks::Retries {
+                by: Period::Day,
+                days,
+                json,
+            } = action;
+            block_on(async move {
+                let rows = Store::new(&config.postgres)?.webhook_retries(days).await?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&rows)?);
+                } else {
+                    println!("{}", tables::webhook_retries(&rows));
+                }
+                Ok(())
+            })
         }
         Command::Demo(args) => block_on(demo::run(args)),
         Command::MockProvider(args) => block_on(mock_provider::run(args)),

@@ -19,12 +19,12 @@ use jiff::Timestamp;
 use metrics::Gauge;
 
 pub use labels::{
-    Actor, By, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderOp, ProviderOutcome, RebuildReason,
-    What,
+    Actor, By, DeliveryResult, EventEnd, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderName,
+    ProviderOp, ProviderOutcome, RebuildReason, WebhookRefusal, What,
 };
 pub use registry::{Exporter, describe_and_register, install};
 
-use crate::domain::{OrderStatus, SaleId, Stock};
+use crate::domain::{News, OrderStatus, SaleId, Stock};
 use registry::registry;
 
 /// How a metric is kept.
@@ -104,6 +104,16 @@ metrics! {
         "Refunds of money that came for an order that had failed: written down as due, and done (orders)";
     DEAD_LETTERS = Gauge "fluxbuy_dead_letters" []
         "Work out of tries that waits for an operator (tasks)";
+    WEBHOOK_DELIVERIES = Counter "fluxbuy_webhook_deliveries_total" ["provider", "kind", "result"]
+        "Verified webhooks by what they are about and what became of them (requests)";
+    WEBHOOKS_REFUSED = Counter "fluxbuy_webhooks_refused_total" ["reason"]
+        "Webhooks that were not believed or could not be read, by why (requests)";
+    WEBHOOK_EVENTS = Counter "fluxbuy_webhook_events_total" ["end"]
+        "Events of the provider by what came of them (events)";
+    WEBHOOK_EVENTS_DUE = Gauge "fluxbuy_webhook_events_due" []
+        "Events that are written down and not applied yet, early ones included (events)";
+    WEBHOOK_EVENT_OLDEST_SECONDS = Gauge "fluxbuy_webhook_event_oldest_seconds" []
+        "Age of the oldest of them, 0 when there is none (seconds)";
     STOCK_UNITS = Gauge "fluxbuy_stock_units" ["sale", "state"]
         "Stock of an active sale by state; they add up to its quantity (units)";
     SALE_QUANTITY_UNITS = Gauge "fluxbuy_sale_quantity_units" ["sale"]
@@ -235,6 +245,29 @@ pub fn in_doubt(orders: usize, oldest: Option<Duration>) {
 /// A refund of late money was written down as due, or done.
 pub fn late_refund(stage: LateRefund) {
     registry().late_refunds.at(stage).increment(1);
+}
+
+/// A verified webhook about `news` was answered.
+pub fn webhook_delivery(provider: ProviderName, news: News, result: DeliveryResult) {
+    registry().webhook_delivery(provider, news, result).increment(1);
+}
+
+/// A webhook was not believed, or could not be read.
+pub fn webhook_refused(reason: WebhookRefusal) {
+    registry().webhooks_refused.at(reason).increment(1);
+}
+
+/// An event of the provider has come to its end.
+pub fn webhook_event(end: EventEnd) {
+    registry().webhook_events.at(end).increment(1);
+}
+
+/// So many events wait to be applied, the oldest for so long; `None` when there is none.
+pub fn webhook_events_due(events: usize, oldest: Option<Duration>) {
+    registry().webhook_events_due.set(events as f64);
+    registry()
+        .webhook_event_oldest_seconds
+        .set(oldest.unwrap_or_default());
 }
 
 /// So much work is out of tries.

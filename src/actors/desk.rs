@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
+use bytes::Bytes;
+use hyper::HeaderMap;
 use tokio::runtime;
 
+use super::inbox::Inbox;
+pub use super::inbox::ReceiveError;
 use super::order::Orders;
 use super::sale::Sales;
 use super::transition_writer::WriteError;
@@ -12,8 +17,12 @@ use crate::domain::{
     Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId,
 };
 pub use crate::domain::{LateRefund, OrderView, SaleView};
-use crate::metrics::{self, Outcome as Counted};
-use crate::store::{self, Outcome, Store};
+use crate::metrics::{self, Outcome as Counted, WebhookRefusal};
+pub use crate::provider::webhook::Refused;
+use crate::provider::webhook::Webhooks;
+use crate::signature::Unverified;
+pub use crate::store::Received;
+use crate::store::{self, Delivery, Outcome, Store};
 
 /// A question that could not be answered.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -29,6 +38,20 @@ pub enum DeskError {
     OutcomeUnknown,
 }
 
+/// A refused webhook on metrics.
+fn refusal(refused: Refused) -> WebhookRefusal {
+    match refused {
+        Refused::Unverified(Unverified::NoSecret) => WebhookRefusal::NoSecret,
+        Refused::Unverified(Unverified::Missing) => WebhookRefusal::Missing,
+        Refused::Unverified(Unverified::Malformed) => WebhookRefusal::Malformed,
+        Refused::Unverified(Unverified::UnknownScheme) => WebhookRefusal::UnknownScheme,
+        Refused::Unverified(Unverified::TooOld) => WebhookRefusal::TooOld,
+        Refused::Unverified(Unverified::TooFarAhead) => WebhookRefusal::TooFarAhead,
+        Refused::Unverified(Unverified::Mismatch) => WebhookRefusal::Mismatch,
+        Refused::Unreadable => WebhookRefusal::Unreadable,
+    }
+}
+
 /// Why an order was not cancelled.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CancelError {
@@ -38,6 +61,20 @@ pub enum CancelError {
     /// As for any question.
     #[error(transparent)]
     Desk(#[from] DeskError),
+}
+
+/// Why a webhook was not taken.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum WebhookError {
+    /// There is no such provider here.
+    #[error("there is no such provider here")]
+    UnknownProvider,
+    /// It isn't the provider's, or says nothing.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// It has to come again.
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
 }
 
 /// Which parts the engine can reach.
@@ -67,6 +104,10 @@ pub struct Desk {
     pub sales: Sales,
     /// Where cancellations go.
     pub orders: Orders,
+    /// The provider's webhooks.
+    pub webhooks: Webhooks,
+    /// Where they go.
+    pub inbox: Inbox,
     /// What is up.
     pub probes: Arc<Probes>,
     /// Database work runs here, in tasks that nobody's hang-up cuts.
@@ -147,6 +188,37 @@ impl Desk {
             Some(FailureReason::Cancelled) => Ok(order),
             _ => Err(CancelError::TooLate(order.status)),
         }
+    }
+
+    /// Takes a request of a payment provider. Once this returns, its event is durable, and will be applied to its order.
+    pub async fn webhook(
+        &self,
+        provider: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+        request_id: String,
+    ) -> Result<Received, WebhookError> {
+        let received = Instant::now();
+        if provider != self.webhooks.provider.as_str() {
+            metrics::webhook_refused(WebhookRefusal::UnknownProvider);
+            return Err(WebhookError::UnknownProvider);
+        }
+        let event = self
+            .webhooks
+            .receive(headers, &body, jiff::Timestamp::now().as_second())
+            .inspect_err(|refused| {
+                metrics::webhook_refused(refusal(*refused));
+                tracing::info!(request_id, provider, %refused, "a webhook was refused");
+            })?;
+        let delivery = Delivery {
+            provider: self.webhooks.provider.as_str(),
+            event,
+            // It was read as JSON, so that it is text.
+            body: String::from_utf8_lossy(&body).into_owned(),
+            request_id,
+            received,
+        };
+        Ok(self.inbox.receive(self.webhooks.provider, delivery).await?)
     }
 
     /// Says so when a sale has more units than can be charged before its orders are swept.

@@ -4,8 +4,10 @@
 //! Architecture invariant: an actor is a shell; what it decides is a plain struct beside it. The database decides what
 //! is true: kill any of them and the row tells the next one where to go on.
 
+pub mod batches;
 pub mod breaker;
 pub mod desk;
+pub mod inbox;
 pub mod order;
 pub mod payment_supervisor;
 pub mod provider_tasks;

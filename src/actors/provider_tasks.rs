@@ -108,7 +108,11 @@ impl TaskWorker {
         let reference = Reference::of(task.order, task.attempt);
         Ok(match self.provider.refund(&reference, task.amount).await {
             RefundOutcome::Refunded => {
-                if self.store.refund_done(task).await? {
+                if self
+                    .store
+                    .refund_done(task.order, task.sale, task.attempt, None)
+                    .await?
+                {
                     metrics::late_refund(LateRefund::Done);
                 }
                 End::Done
@@ -140,7 +144,7 @@ impl TaskWorker {
     async fn money_came(&self, task: &Task) -> Result<End, store::Error> {
         if self
             .store
-            .record_late_charge(task.order, task.sale, task.attempt)
+            .record_late_charge(task.order, task.sale, task.attempt, None)
             .await?
         {
             metrics::late_refund(LateRefund::Due);

@@ -7,20 +7,22 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
+use super::batches;
 use super::breaker::Breaker;
 use super::releaser::Releaser;
 use crate::domain::transition;
 use crate::metrics::{self, By, What};
 use crate::store::{self, Change, Outcome, Store};
 
-/// Changes that may wait. One order hands in one change at a time, so this also bounds orders in transition.
-const QUEUE: usize = 16_384;
-/// Changes per commit; measured, more bring little.
-const MAX_BATCH: usize = 512;
-/// Batches under way at once: while one waits for the disk the next is built.
-const BATCHES_IN_FLIGHT: usize = 2;
+/// One order hands in one change at a time, so the queue also bounds orders in transition; more per commit than 512 were measured to
+/// bring little.
+const LIMITS: batches::Limits = batches::Limits {
+    queue: 16_384,
+    max_batch: 512,
+    in_flight: 2,
+};
 /// How often a batch whose commit went unanswered is run again to find out, with a pause that doubles from this one.
 const UNKNOWN_TRIES: u32 = 5;
 const UNKNOWN_PAUSE: Duration = Duration::from_millis(100);
@@ -60,30 +62,15 @@ struct Worker {
 impl TransitionWriter {
     /// Starts the workers. They end when the last handle is dropped.
     pub fn start(runtime: &Handle, store: Store, releaser: Releaser, breaker: Arc<Breaker>) -> Self {
-        let (jobs, waiting) = mpsc::channel(QUEUE);
-        let waiting = Arc::new(Mutex::new(waiting));
         let worker = Arc::new(Worker {
             store,
             releaser,
             breaker,
         });
-        for _ in 0..BATCHES_IN_FLIGHT {
-            let (waiting, worker) = (waiting.clone(), worker.clone());
-            runtime.spawn(async move {
-                loop {
-                    let mut batch = Vec::with_capacity(MAX_BATCH);
-                    // Holding the receiver while waiting is what makes the other worker wait for the next batch.
-                    if waiting.lock().await.recv_many(&mut batch, MAX_BATCH).await == 0 {
-                        return;
-                    }
-                    // A task of its own: should it die, its changes have an unknown outcome, and the worker goes on.
-                    let worker = worker.clone();
-                    if let Err(panic) = tokio::spawn(async move { worker.work_off(batch).await }).await {
-                        tracing::error!(%panic, "a transition batch died");
-                    }
-                }
-            });
-        }
+        let jobs = batches::start(runtime, LIMITS, "transitions", move |batch| {
+            let worker = worker.clone();
+            async move { worker.work_off(batch).await }
+        });
         Self { jobs }
     }
 

@@ -5,6 +5,7 @@
 pub mod ids;
 pub mod money;
 pub mod order;
+pub mod payment;
 pub mod purchase;
 pub mod sale;
 pub mod views;
@@ -12,6 +13,7 @@ pub mod views;
 pub use ids::{Buyer, IdempotencyDigest, OrderId, SaleId};
 pub use money::{Currency, Money};
 pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};
+pub use payment::{ChargeName, Found, News, PaymentStatus, Projection, ProviderEvent, project};
 pub use purchase::{Accepted, Purchase, Refusal};
 pub use sale::{NewSale, Phase, Sale, Stock};
 pub use views::{LateRefund, OrderView, SaleView};

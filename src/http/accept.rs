@@ -146,11 +146,13 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use hyper::HeaderMap;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::actors::desk::{CancelError, DeskError, Health};
+    use crate::actors::desk::{CancelError, DeskError, Health, Received, WebhookError};
     use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
 
     /// A desk that nobody asks anything.
@@ -174,6 +176,15 @@ mod tests {
         }
         async fn cancel(&self, _: OrderId, _: &Buyer) -> Result<OrderView, CancelError> {
             Err(DeskError::NotFound.into())
+        }
+        async fn webhook(
+            &self,
+            _: &str,
+            _: &HeaderMap,
+            _: Bytes,
+            _: String,
+        ) -> Result<Received, WebhookError> {
+            Err(WebhookError::UnknownProvider)
         }
         fn health(&self) -> Health {
             Health {

@@ -7,6 +7,7 @@ use hyper::{Response, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::actors::desk::Received;
 use crate::domain::{Accepted, LateRefund, OrderId, OrderStatus, OrderView, Phase, SaleId, SaleView};
 
 /// Set on an answer that an earlier request with the same key had got.
@@ -73,6 +74,12 @@ struct AcceptedBody<'a> {
     created_at: Timestamp,
 }
 
+/// A webhook that is written down.
+#[derive(Serialize)]
+struct WebhookBody {
+    received: &'static str,
+}
+
 /// An order as it stands.
 #[derive(Serialize)]
 struct OrderBody<'a> {
@@ -134,6 +141,16 @@ pub(super) fn order(view: &OrderView) -> Response<Full<Bytes>> {
             LateRefund::Done => "done",
         }),
         updated_at: view.updated_at,
+    })
+}
+
+/// 200 to the provider: it is written down, now or before, and need not come again.
+pub(super) fn webhook(received: Received) -> Response<Full<Bytes>> {
+    ok(&WebhookBody {
+        received: match received {
+            Received::First => "first",
+            Received::Repeat => "repeat",
+        },
     })
 }
 

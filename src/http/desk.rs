@@ -1,7 +1,10 @@
 //! What the front door asks of the engine.
 
+use bytes::Bytes;
+use hyper::HeaderMap;
+
 use crate::actors::Desk;
-use crate::actors::desk::{CancelError, DeskError, Health};
+use crate::actors::desk::{CancelError, DeskError, Health, Received, WebhookError};
 use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
 
 /// The desk behind the front door. A trait only so that the door can be tested without an engine behind it.
@@ -33,6 +36,15 @@ pub trait FrontDesk: Send + Sync + 'static {
         id: OrderId,
         buyer: &Buyer,
     ) -> impl Future<Output = Result<OrderView, CancelError>> + Send;
+
+    /// Takes a request of a payment provider: verified, written down, and applied later.
+    fn webhook(
+        &self,
+        provider: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+        request_id: String,
+    ) -> impl Future<Output = Result<Received, WebhookError>> + Send;
 
     /// What the engine's last probes found.
     fn health(&self) -> Health;
@@ -69,6 +81,16 @@ impl FrontDesk for Desk {
         buyer: &Buyer,
     ) -> impl Future<Output = Result<OrderView, CancelError>> + Send {
         Desk::cancel(self, id, buyer)
+    }
+
+    fn webhook(
+        &self,
+        provider: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+        request_id: String,
+    ) -> impl Future<Output = Result<Received, WebhookError>> + Send {
+        Desk::webhook(self, provider, headers, body, request_id)
     }
 
     fn health(&self) -> Health {

@@ -21,6 +21,7 @@ use tracing::Instrument;
 use super::problem::Problem;
 use super::request_id::{RequestId, X_REQUEST_ID};
 use super::route::{Route, Routes};
+use super::settings::MAX_WEBHOOK_BYTES;
 use super::shielded::Shielded;
 use super::watch::Watch;
 use super::{FrontDesk, Settings, body, extract, handlers};
@@ -163,8 +164,20 @@ impl<D: FrontDesk> Call<'_, D> {
     /// When its headers say that it is something else, when it is too large, or doesn't come in time.
     pub(super) async fn json_body(&self, body: Incoming) -> Result<Bytes, Problem> {
         extract::json(&self.parts.headers)?;
+        self.body(body, self.door.settings.max_body_bytes).await
+    }
+
+    /// A webhook's body, as its signature was made over it.
+    ///
+    /// # Errors
+    /// When it is too large, or doesn't come in time.
+    pub(super) async fn webhook_body(&self, body: Incoming) -> Result<Bytes, Problem> {
+        self.body(body, MAX_WEBHOOK_BYTES).await
+    }
+
+    async fn body(&self, body: Incoming, max_bytes: usize) -> Result<Bytes, Problem> {
         let settings = &self.door.settings;
-        let reading = body::read(body, settings.max_body_bytes);
+        let reading = body::read(body, max_bytes);
         let deadline = self.started + settings.body_read_timeout;
         self.watch
             .until(deadline, reading)
@@ -214,7 +227,8 @@ impl<D: FrontDesk> Call<'_, D> {
         self.started + self.door.settings.request_timeout
     }
 
-    fn request_id(&self) -> &str {
+    /// The request's name in logs.
+    pub(super) fn request_id(&self) -> &str {
         self.id.as_str()
     }
 }

@@ -13,7 +13,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::settings;
-use crate::actors::desk::{CancelError, DeskError};
+use crate::actors::desk::{CancelError, DeskError, ReceiveError, Refused, WebhookError};
 use crate::domain::{OrderStatus, Refusal};
 
 /// The problem that nearly everybody gets in a flash sale, ready to be sent. A test holds it against [`Problem::SoldOut`].
@@ -42,6 +42,8 @@ pub(super) enum Problem {
     NotFound,
     SaleNotFound,
     OrderNotFound,
+    WebhookUnverified,
+    WebhookUnreadable,
     MethodNotAllowed { allow: &'static str },
     RequestTimeout,
     SoldOut,
@@ -115,6 +117,8 @@ impl Problem {
             Self::NotFound => ("not_found", S::NOT_FOUND, "Not found"),
             Self::SaleNotFound => ("sale_not_found", S::NOT_FOUND, "Sale not found"),
             Self::OrderNotFound => ("order_not_found", S::NOT_FOUND, "Order not found"),
+            Self::WebhookUnverified => ("webhook_unverified", S::UNAUTHORIZED, "Webhook unverified"),
+            Self::WebhookUnreadable => ("webhook_unreadable", S::BAD_REQUEST, "Webhook unreadable"),
             Self::MethodNotAllowed { .. } => {
                 ("method_not_allowed", S::METHOD_NOT_ALLOWED, "Method not allowed")
             }
@@ -163,6 +167,10 @@ impl Problem {
             Self::NotFound => "there is nothing under this path".into(),
             Self::SaleNotFound => "there is no sale with this id".into(),
             Self::OrderNotFound => "this buyer has no order with this id".into(),
+            Self::WebhookUnverified => {
+                "the request is not signed as this provider signs, with a secret that is set here, within the last minutes".into()
+            }
+            Self::WebhookUnreadable => "the request is signed by the provider, and its body is no event of it".into(),
             Self::MethodNotAllowed { allow } => format!("this path knows {allow}").into(),
             Self::RequestTimeout => "the body did not come in time; nothing was done".into(),
             Self::SoldOut => "fewer units are available than were asked for; units may come back".into(),
@@ -221,6 +229,9 @@ impl Problem {
         match self {
             Self::MethodNotAllowed { allow } => {
                 headers.insert(ALLOW, HeaderValue::from_static(allow));
+            }
+            Self::WebhookUnverified => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Webhook-Signature"));
             }
             Self::BuyerMissing => {
                 headers.insert(
@@ -294,6 +305,20 @@ impl From<CancelError> for Problem {
     }
 }
 
+impl From<WebhookError> for Problem {
+    fn from(error: WebhookError) -> Self {
+        match error {
+            WebhookError::UnknownProvider => Self::NotFound,
+            WebhookError::Refused(Refused::Unverified(_)) => Self::WebhookUnverified,
+            WebhookError::Refused(Refused::Unreadable) => Self::WebhookUnreadable,
+            WebhookError::Receive(ReceiveError::Overloaded) => Self::Overloaded {
+                retry_after: settings::RETRY_AFTER,
+            },
+            WebhookError::Receive(ReceiveError::Unavailable) => Self::UNAVAILABLE,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt;
@@ -312,6 +337,8 @@ mod tests {
             Problem::NotFound,
             Problem::SaleNotFound,
             Problem::OrderNotFound,
+            Problem::WebhookUnverified,
+            Problem::WebhookUnreadable,
             Problem::MethodNotAllowed { allow: "GET, HEAD" },
             Problem::RequestTimeout,
             Problem::SoldOut,

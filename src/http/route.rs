@@ -10,18 +10,20 @@ pub(super) enum Route {
     Orders,
     Order,
     Cancel,
+    Webhook,
     Livez,
     Readyz,
     Metrics,
 }
 
 impl Route {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Sales,
         Self::Sale,
         Self::Orders,
         Self::Order,
         Self::Cancel,
+        Self::Webhook,
         Self::Livez,
         Self::Readyz,
         Self::Metrics,
@@ -35,6 +37,7 @@ impl Route {
             Self::Orders => "/v1/sales/{id}/orders",
             Self::Order => "/v1/orders/{id}",
             Self::Cancel => "/v1/orders/{id}/cancel",
+            Self::Webhook => "/v1/webhooks/{provider}",
             Self::Livez => "/livez",
             Self::Readyz => "/readyz",
             Self::Metrics => "/metrics",
@@ -45,7 +48,7 @@ impl Route {
     pub(super) const fn allow(self) -> &'static str {
         match self {
             Self::Sales => "GET, HEAD, POST",
-            Self::Orders | Self::Cancel => "POST",
+            Self::Orders | Self::Cancel | Self::Webhook => "POST",
             Self::Sale | Self::Order | Self::Livez | Self::Readyz | Self::Metrics => "GET, HEAD",
         }
     }
@@ -66,12 +69,13 @@ impl Routes {
         Self(router)
     }
 
-    /// Where `path` leads, and the id in it (empty when the template has none).
+    /// Where `path` leads, and the id or name in it (empty when the template has none).
     ///
-    /// Paths are compared as they are: an id never needs percent-encoding, so an encoded one is simply not found.
+    /// Paths are compared as they are: what we name never needs percent-encoding, so an encoded one is simply not found.
     pub(super) fn find<'p>(&self, path: &'p str) -> Option<(Route, &'p str)> {
         let found = self.0.at(path).ok()?;
-        Some((*found.value, found.params.get("id").unwrap_or_default()))
+        let named = found.params.iter().next().map_or("", |(_, value)| value);
+        Some((*found.value, named))
     }
 }
 
@@ -83,7 +87,10 @@ mod tests {
     fn every_template_leads_to_its_route() {
         let routes = Routes::new();
         for route in Route::ALL {
-            let path = route.template().replace("{id}", "some-id");
+            let path = route
+                .template()
+                .replace("{id}", "some-id")
+                .replace("{provider}", "some-id");
             let id = if path == route.template() { "" } else { "some-id" };
             assert_eq!(routes.find(&path), Some((route, id)));
         }

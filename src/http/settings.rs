@@ -8,6 +8,9 @@ use crate::config;
 /// the rest is room for what proxies add.
 pub const MAX_HEADER_BYTES: usize = 8 * 1024;
 
+/// Largest body of a webhook: providers send whole objects, of their making.
+pub(super) const MAX_WEBHOOK_BYTES: usize = 256 * 1024;
+
 /// What a connection may keep of what it has read. Twice the head, so that its body usually comes with the same read.
 pub(super) const MAX_BUFFER_BYTES: usize = 2 * MAX_HEADER_BYTES;
 

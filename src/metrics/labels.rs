@@ -1,6 +1,6 @@
 //! Label values. Each enum is one label's whole set of values, in the order in which its series are kept.
 
-use crate::domain::OrderStatus;
+use crate::domain::{News, OrderStatus};
 
 /// A label whose values are all known.
 pub(super) trait Label: Copy + 'static {
@@ -155,6 +155,56 @@ labels! {
         Done = "done",
     }
 
+    /// A payment provider that sends webhooks.
+    ProviderName {
+        /// `fluxbuy mock-provider`.
+        Mock = "mock",
+    }
+
+    /// What became of a verified webhook.
+    DeliveryResult {
+        /// It brought an event, which is durable now.
+        Stored = "stored",
+        /// It repeated one.
+        Duplicate = "duplicate",
+        /// It could not be written down: the provider was told to come again.
+        Failed = "failed",
+    }
+
+    /// Why a webhook was not believed, or not read.
+    WebhookRefusal {
+        /// No secret is set.
+        NoSecret = "no_secret",
+        /// A header that must be there isn't.
+        Missing = "missing",
+        /// A header can't be read.
+        Malformed = "malformed",
+        /// No signature is of a known scheme.
+        UnknownScheme = "unknown_scheme",
+        /// It was signed too long ago.
+        TooOld = "too_old",
+        /// It was signed in the future.
+        TooFarAhead = "too_far_ahead",
+        /// No signature fits.
+        Mismatch = "mismatch",
+        /// It is the provider's, and no event.
+        Unreadable = "unreadable",
+        /// There is no such provider here.
+        UnknownProvider = "unknown_provider",
+    }
+
+    /// What came of an event.
+    EventEnd {
+        /// It changed something.
+        Applied = "applied",
+        /// The books said so already, or it came too late to matter.
+        NoChange = "no_change",
+        /// It says nothing that is known here.
+        Ignored = "ignored",
+        /// Its order never came, or it contradicts the books.
+        GivenUp = "given_up",
+    }
+
     /// Why a sale's stock was loaded into the gate.
     RebuildReason {
         /// The sale was listed.
@@ -198,6 +248,18 @@ impl Label for OrderStatus {
     }
 }
 
+impl Label for News {
+    const VALUES: &'static [Self] = &Self::ALL;
+
+    fn index(self) -> usize {
+        self as usize
+    }
+
+    fn text(self) -> &'static str {
+        self.as_str()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +272,7 @@ mod tests {
             }
         }
         check::<OrderStatus>();
+        check::<News>();
         check::<Outcome>();
         check::<ProviderOutcome>();
     }

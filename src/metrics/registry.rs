@@ -10,12 +10,12 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use rustc_hash::FxBuildHasher;
 
 use super::labels::{
-    Actor, By, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderOp, ProviderOutcome,
-    RebuildReason, What,
+    Actor, By, DeliveryResult, EventEnd, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderName,
+    ProviderOp, ProviderOutcome, RebuildReason, WebhookRefusal, What,
 };
 use super::sales::Sales;
 use super::{ALL, Kind, Metric};
-use crate::domain::{Event, OrderStatus, transition};
+use crate::domain::{Event, News, OrderStatus, transition};
 
 /// Upper bounds for times, in seconds: dense where a purchase is expected (p50 14 ms, p99 24 ms were measured) and
 /// where a provider takes its 1 to 4 s, sparse up to the longest time-out.
@@ -28,7 +28,7 @@ const SECONDS: [f64; 27] = [
 const ORDERS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
 /// What every route answers when all is well, so that its series are there before its first request.
-const ROUTES: [(&str, u16); 10] = [
+const ROUTES: [(&str, u16); 11] = [
     ("/v1/sales", 200),
     ("/v1/sales", 201),
     ("/v1/sales/{id}", 200),
@@ -37,6 +37,7 @@ const ROUTES: [(&str, u16); 10] = [
     ("/v1/sales/{id}/orders", 503),
     ("/v1/orders/{id}", 200),
     ("/v1/orders/{id}/cancel", 200),
+    ("/v1/webhooks/{provider}", 200),
     ("/readyz", 200),
     ("/metrics", 200),
 ];
@@ -122,6 +123,11 @@ pub(super) struct Registry {
     pub(super) in_doubt_oldest_seconds: Gauge,
     pub(super) late_refunds: Family<Counter>,
     pub(super) dead_letters: Gauge,
+    webhook_deliveries: Vec<Counter>,
+    pub(super) webhooks_refused: Family<Counter>,
+    pub(super) webhook_events: Family<Counter>,
+    pub(super) webhook_events_due: Gauge,
+    pub(super) webhook_event_oldest_seconds: Gauge,
     pub(super) gate_degraded: Gauge,
     pub(super) gate_rebuilds: Family<Counter>,
     pub(super) reservations_reaped: Counter,
@@ -193,6 +199,13 @@ impl Registry {
             in_doubt_oldest_seconds: make.gauge(super::IN_DOUBT_OLDEST_SECONDS, &[]),
             late_refunds: Family::new(|stage: LateRefund| make.counter(super::LATE_REFUNDS, &[stage.text()])),
             dead_letters: make.gauge(super::DEAD_LETTERS, &[]),
+            webhook_deliveries: known_deliveries(&make),
+            webhooks_refused: Family::new(|why: WebhookRefusal| {
+                make.counter(super::WEBHOOKS_REFUSED, &[why.text()])
+            }),
+            webhook_events: Family::new(|end: EventEnd| make.counter(super::WEBHOOK_EVENTS, &[end.text()])),
+            webhook_events_due: make.gauge(super::WEBHOOK_EVENTS_DUE, &[]),
+            webhook_event_oldest_seconds: make.gauge(super::WEBHOOK_EVENT_OLDEST_SECONDS, &[]),
             gate_degraded: make.gauge(super::GATE_DEGRADED, &[]),
             gate_rebuilds: Family::new(|why: RebuildReason| {
                 make.counter(super::GATE_REBUILDS, &[why.text()])
@@ -241,6 +254,16 @@ impl Registry {
 
     pub(super) fn provider_request(&self, op: ProviderOp, outcome: ProviderOutcome) -> &Counter {
         &self.provider_requests[op.index() * ProviderOutcome::ALL.len() + outcome.index()]
+    }
+
+    pub(super) fn webhook_delivery(
+        &self,
+        provider: ProviderName,
+        news: News,
+        result: DeliveryResult,
+    ) -> &Counter {
+        let place = provider.index() * News::ALL.len() + news.index();
+        &self.webhook_deliveries[place * DeliveryResult::ALL.len() + result.index()]
     }
 
     pub(super) fn request(&self, route: &'static str, status: u16, took: Duration) {
@@ -338,6 +361,20 @@ fn describe(recorder: &PrometheusRecorder) {
     }
 }
 
+/// Every provider with every kind of news and every result, in this order.
+fn known_deliveries(make: &Maker<'_>) -> Vec<Counter> {
+    let mut known = Vec::new();
+    for provider in ProviderName::ALL {
+        for news in News::ALL {
+            for result in DeliveryResult::ALL {
+                let labels = [provider.text(), news.text(), result.text()];
+                known.push(make.counter(super::WEBHOOK_DELIVERIES, &labels));
+            }
+        }
+    }
+    known
+}
+
 /// The transitions that the domain allows, by those who make them.
 fn known_transitions(make: &Maker<'_>) -> Vec<Option<Counter>> {
     let mut known: Vec<Option<Counter>> = (0..(STATUSES + 1) * STATUSES * BYS).map(|_| None).collect();
@@ -365,7 +402,8 @@ fn known_transitions(make: &Maker<'_>) -> Vec<Option<Counter>> {
 fn who(event: Event) -> &'static [By] {
     match event {
         Event::Claim | Event::ChargeNotSent => &[By::Payment],
-        Event::TakeOver | Event::ChargeVoided | Event::GivenUp | Event::Swept => &[By::Sweeper],
+        Event::TakeOver | Event::GivenUp | Event::Swept => &[By::Sweeper],
+        Event::ChargeVoided => &[By::Sweeper, By::Webhook],
         Event::ChargeSucceeded | Event::ChargeDeclined => &[By::Payment, By::Sweeper, By::Webhook],
         Event::Cancelled => &[By::Buyer],
         // A paid order is refunded, and a sale called off, by nobody yet.

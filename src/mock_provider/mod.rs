@@ -3,6 +3,7 @@
 
 mod book;
 mod faults;
+mod webhooks;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -27,6 +28,9 @@ use crate::sockets;
 
 pub use book::{Begun, Book, Charge, Refunded, Status, declines, roll};
 pub use faults::{Fault, Mode, Operation};
+pub use webhooks::Plan;
+
+use webhooks::{Happening, Webhooks};
 
 /// Largest body that is read.
 const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -65,6 +69,7 @@ struct Provider {
     state: Mutex<State>,
     /// Counts decisions and lifted faults: whoever waits for one looks again when it changes.
     changed: watch::Sender<u64>,
+    webhooks: Arc<Webhooks>,
 }
 
 struct State {
@@ -109,6 +114,7 @@ pub async fn serve(args: &Args, listener: TcpListener) {
             told_error: HashSet::new(),
         }),
         changed: watch::Sender::new(0),
+        webhooks: Webhooks::new(),
     });
     loop {
         match listener.accept().await {
@@ -186,6 +192,15 @@ impl Provider {
             },
             (Method::GET, ["book"]) => Ok(json(StatusCode::OK, &self.lock().book.page(""))),
             (Method::GET, ["book", prefix]) => Ok(json(StatusCode::OK, &self.lock().book.page(prefix))),
+            (Method::GET, ["webhooks"]) => Ok(json(StatusCode::OK, &self.webhooks.log(""))),
+            (Method::GET, ["webhooks", prefix]) => Ok(json(StatusCode::OK, &self.webhooks.log(prefix))),
+            (Method::POST, ["webhooks"]) => Ok(match body::<Plan>(request).await {
+                Ok(plan) => match self.webhooks.plan(plan) {
+                    Ok(()) => json(StatusCode::OK, &json!({"ok": true})),
+                    Err(wrong) => error(StatusCode::BAD_REQUEST, &wrong),
+                },
+                Err(answer) => answer,
+            }),
             (Method::POST, ["faults"]) => Ok(match body::<Fault>(request).await {
                 Ok(fault) => {
                     self.lock().fault = fault;
@@ -232,6 +247,12 @@ impl Provider {
             }
             // A task of its own: a client that hangs up doesn't stop a charge.
             Begun::New => {
+                if self.webhooks.are_on() {
+                    let created = self.lock().book.charge(reference).map(happening);
+                    if let Some(created) = created {
+                        self.tell(|| created);
+                    }
+                }
                 let (provider, reference) = (self.clone(), reference.to_owned());
                 tokio::spawn(async move { provider.decide_later(&reference).await })
                     .await
@@ -269,8 +290,29 @@ impl Provider {
             tokio::time::sleep(Duration::from_millis(latency)).await;
         }
         let declined = declines(self.seed, reference, decline_percent);
-        self.lock().book.decide(reference, declined);
-        self.notify();
+        let decided = self.lock().book.decide(reference, declined);
+        // One that was voided meanwhile was told of then.
+        let decided = decided.filter(|charge| charge.status != Status::Voided);
+        match decided {
+            Some(charge) if self.webhooks.comes_early(reference) => {
+                self.webhooks.tell(happening(&charge)).await;
+                self.notify();
+            }
+            decided => {
+                self.notify();
+                if let Some(charge) = decided {
+                    self.tell(|| happening(&charge));
+                }
+            }
+        }
+    }
+
+    /// Tells of something without waiting for whoever listens.
+    fn tell(&self, what: impl FnOnce() -> Happening) {
+        if self.webhooks.are_on() {
+            let (webhooks, happened) = (self.webhooks.clone(), what());
+            tokio::spawn(async move { webhooks.tell(happened).await });
+        }
     }
 
     /// Waits until a charge is no longer pending. (A void ends it for whoever waits.)
@@ -313,8 +355,15 @@ impl Provider {
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
-        let charge = self.lock().book.void(reference, fault.mode == Mode::IgnoreVoid);
+        let (before, charge) = {
+            let book = &mut self.lock().book;
+            let before = book.charge(reference).map(|charge| charge.status);
+            (before, book.void(reference, fault.mode == Mode::IgnoreVoid))
+        };
         self.notify();
+        if before == Some(Status::Pending) {
+            self.tell(|| happening(&charge));
+        }
         Ok(json(StatusCode::OK, &charge))
     }
 
@@ -323,10 +372,21 @@ impl Provider {
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
-        let outcome = self
-            .lock()
-            .book
-            .refund(charge, &body.reference, body.amount_minor);
+        let (outcome, refunded) = {
+            let book = &mut self.lock().book;
+            let before = book.charge(charge).map_or(0, |charge| charge.refunded_minor);
+            let outcome = book.refund(charge, &body.reference, body.amount_minor);
+            let charge = book.charge(charge).cloned();
+            (outcome, charge.filter(|charge| charge.refunded_minor > before))
+        };
+        if let Some(charge) = refunded {
+            self.tell(|| Happening {
+                kind: "refund.succeeded",
+                amount_minor: body.amount_minor,
+                refund: Some(body.reference.clone()),
+                ..happening(&charge)
+            });
+        }
         if fault.mode == Mode::AnswerLost {
             return Err(CutOff);
         }
@@ -349,6 +409,23 @@ impl Provider {
         } else {
             Ok(fault)
         }
+    }
+}
+
+/// What has just happened to a charge.
+fn happening(charge: &Charge) -> Happening {
+    Happening {
+        kind: match charge.status {
+            Status::Pending => "charge.created",
+            Status::Succeeded => "charge.succeeded",
+            Status::Declined => "charge.declined",
+            Status::Voided => "charge.voided",
+        },
+        reference: charge.reference.clone(),
+        amount_minor: charge.amount_minor,
+        currency: charge.currency.clone(),
+        decline_code: charge.decline_code,
+        refund: None,
     }
 }
 

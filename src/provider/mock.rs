@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
-use crate::domain::Money;
+use crate::domain::{ChargeName, Currency, Money, News, ProviderEvent};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -141,6 +141,51 @@ fn answer(status: StatusCode, body: &Bytes) -> Result<Answer, String> {
 
 fn code(answer: Answer) -> String {
     answer.decline_code.unwrap_or_else(|| "unspecified".to_owned())
+}
+
+/// An event as the mock provider sends it.
+#[derive(Debug, Deserialize)]
+struct Told {
+    id: String,
+    r#type: String,
+    reference: Option<String>,
+    amount_minor: Option<i64>,
+    currency: Option<String>,
+    decline_code: Option<String>,
+}
+
+/// The longest decline code that is kept, in characters.
+const MAX_CODE_CHARS: usize = 100;
+
+/// Reads an event of the mock provider.
+pub fn read_event(body: &[u8]) -> Option<ProviderEvent> {
+    let told: Told = serde_json::from_slice(body).ok()?;
+    let news = match told.r#type.as_str() {
+        "charge.succeeded" | "charge.updated" => News::Succeeded,
+        "charge.declined" => News::Declined,
+        "charge.voided" => News::Voided,
+        "refund.succeeded" => News::Refunded,
+        _ => News::Other,
+    };
+    let currency = told.currency.as_deref().and_then(Currency::parse);
+    let code = told.decline_code.map(|code| {
+        let printable = code.chars().filter(|c| !c.is_control());
+        printable.take(MAX_CODE_CHARS).collect()
+    });
+    Some(ProviderEvent {
+        id: told.id,
+        kind: told.r#type,
+        news,
+        charge: told.reference.as_deref().and_then(ChargeName::parse),
+        amount: told
+            .amount_minor
+            .zip(currency)
+            .map(|(amount_minor, currency)| Money {
+                amount_minor,
+                currency,
+            }),
+        code,
+    })
 }
 
 impl PaymentProvider for MockProvider {

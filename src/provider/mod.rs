@@ -4,6 +4,7 @@
 
 pub mod metered;
 pub mod mock;
+pub mod webhook;
 
 use std::time::Duration;
 

@@ -6,6 +6,7 @@
 
 mod error;
 mod group;
+mod inbox;
 pub mod migrate;
 mod read;
 mod rebuild;
@@ -27,6 +28,7 @@ use sqlx::{Connection, PgPool, Postgres, Transaction};
 
 pub use error::Error;
 pub use group::{GroupPlaced, SaleBatch};
+pub use inbox::{Delivery, DueEvent, EventEnd, Handled, InboxState, Met, Received, RetriesOfDay};
 pub use rebuild::{KnownOrder, Snapshot};
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};
@@ -155,6 +157,24 @@ impl Store {
         self.limited(conversation)
             .await
             .unwrap_or_else(|| Err(Error::OutcomeUnknown(self.no_answer())))
+    }
+
+    /// Runs a whole transaction again while Postgres asks for that: after a deadlock, or when it could not be serialised.
+    async fn run_again<T, F>(&self, transaction: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        const MAX_RUNS: usize = 8;
+        let mut runs = 0;
+        loop {
+            match transaction().await {
+                Err(Error::RunAgain(reason)) if runs < MAX_RUNS => {
+                    runs += 1;
+                    tracing::debug!(%reason, "running a transaction again");
+                }
+                result => return result,
+            }
+        }
     }
 
     fn no_answer(&self) -> String {

@@ -69,24 +69,28 @@ pub struct DeadLetter {
 }
 
 impl Store {
-    /// Writes down that money came for an order that had failed: payment, ledger and the refund that is due, together.
+    /// Writes down that money came for an order that had failed, or for an attempt that isn't the one that counts: payment, ledger
+    /// and the refund that is due, together. `provider_event` is the event that said so, if one did.
     ///
-    /// Returns whether this call was the one that did it; `false` means that it was known already, or that the order isn't
-    /// failed. Takes the place of a task that was to find out what became of the charge.
+    /// Returns whether this call was the one that did it; `false` means that it was known already, or that the order
+    /// stands otherwise. Takes the place of a task that was to find out what became of the charge.
     pub async fn record_late_charge(
         &self,
         order: OrderId,
         sale: SaleId,
         attempt: i32,
+        provider_event: Option<&str>,
     ) -> Result<bool, Error> {
         self.decided(async {
             let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
             let failed: Option<i32> = sqlx::query_scalar(
-                "SELECT 1 FROM orders WHERE id = $1 AND sale_id = $2 AND status = 'FAILED' FOR UPDATE",
+                "SELECT 1 FROM orders
+                 WHERE id = $1 AND sale_id = $2 AND (status = 'FAILED' OR attempt <> $3) FOR UPDATE",
             )
             .bind(order.0)
             .bind(sale.0)
+            .bind(attempt)
             .fetch_optional(&mut *tx)
             .await?;
             if failed.is_none() {
@@ -99,8 +103,8 @@ impl Store {
                   AND status IN ('INITIATED', 'IN_DOUBT', 'VOIDED', 'NOT_SENT', 'DECLINED')
                 RETURNING order_id, sale_id, attempt, amount_minor, currency
             ), money AS (
-                INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
-                SELECT order_id, sale_id, attempt, 'CHARGE', amount_minor, currency FROM late
+                INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency, provider_event_id)
+                SELECT order_id, sale_id, attempt, 'CHARGE', amount_minor, currency, $4 FROM late
             )
             INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
             SELECT order_id, sale_id, attempt, 'REFUND' FROM late",
@@ -108,6 +112,7 @@ impl Store {
             .bind(order.0)
             .bind(sale.0)
             .bind(attempt)
+            .bind(provider_event)
             .execute(&mut *tx)
             .await?
             .rows_affected();
@@ -179,8 +184,15 @@ impl Store {
         .await
     }
 
-    /// The provider has paid a late charge back. Returns whether this call was the one that noted it.
-    pub async fn refund_done(&self, task: &Task) -> Result<bool, Error> {
+    /// The provider has paid a late charge back, as it answered or as its event said. Returns whether this call was the one that
+    /// noted it.
+    pub async fn refund_done(
+        &self,
+        order: OrderId,
+        sale: SaleId,
+        attempt: i32,
+        provider_event: Option<&str>,
+    ) -> Result<bool, Error> {
         self.decided(async {
             let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
@@ -190,16 +202,17 @@ impl Store {
                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'REFUND_DUE'
                 RETURNING order_id, sale_id, attempt, amount_minor, currency
             )
-            INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
-            SELECT order_id, sale_id, attempt, 'REFUND', amount_minor, currency FROM paid_back",
+            INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency, provider_event_id)
+            SELECT order_id, sale_id, attempt, 'REFUND', amount_minor, currency, $4 FROM paid_back",
             )
-            .bind(task.order.0)
-            .bind(task.sale.0)
-            .bind(task.attempt)
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .bind(provider_event)
             .execute(&mut *tx)
             .await?
             .rows_affected();
-            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Refund).await?;
+            delete_task(&mut tx, order, sale, attempt, TaskKind::Refund).await?;
             commit(tx).await?;
             Ok(noted == 1)
         })

@@ -30,6 +30,8 @@ pub struct Change {
     pub fence: Option<i32>,
     /// The provider's word, for a declined payment.
     pub decline_code: Option<String>,
+    /// The provider's event that brought it about, if one did.
+    pub provider_event: Option<String>,
     /// Leaves the status condition out, as the bug did that this design exists against.
     #[cfg(feature = "test-switches")]
     pub without_guard: bool,
@@ -98,17 +100,7 @@ impl Store {
     /// [`Error::OutcomeUnknown`]: whether the batch was applied must be found out by looking at the orders.
     /// Otherwise nothing was committed.
     pub async fn apply(&self, changes: &[Change]) -> Result<Written, Error> {
-        const MAX_RUNS: usize = 8;
-        let mut runs = 0;
-        loop {
-            match self.try_apply(changes).await {
-                Err(Error::RunAgain(reason)) if runs < MAX_RUNS => {
-                    runs += 1;
-                    tracing::debug!(%reason, "running a transition batch again");
-                }
-                result => return result,
-            }
-        }
+        self.run_again(|| self.try_apply(changes)).await
     }
 
     async fn try_apply(&self, changes: &[Change]) -> Result<Written, Error> {
@@ -369,10 +361,10 @@ async fn write_ledger(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]) -
         return Ok(());
     }
     sqlx::query(
-        "INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency)
-         SELECT l.order_id, l.sale_id, l.attempt, 'CHARGE', l.amount_minor, l.currency
-         FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[])
-            AS l (order_id, sale_id, attempt, amount_minor, currency)",
+        "INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency, provider_event_id)
+         SELECT l.order_id, l.sale_id, l.attempt, 'CHARGE', l.amount_minor, l.currency, l.event_id
+         FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::text[])
+            AS l (order_id, sale_id, attempt, amount_minor, currency, event_id)",
     )
     .bind(ids(&paid))
     .bind(sales(&paid))
@@ -385,6 +377,11 @@ async fn write_ledger(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]) -
     .bind(
         paid.iter()
             .map(|m| m.after.amount.currency.as_str().to_owned())
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        paid.iter()
+            .map(|m| m.change.provider_event.as_deref())
             .collect::<Vec<_>>(),
     )
     .execute(&mut **tx)

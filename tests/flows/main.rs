@@ -10,3 +10,4 @@ mod startup;
 mod stock;
 mod support;
 mod walls;
+mod webhooks;

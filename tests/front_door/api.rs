@@ -394,6 +394,38 @@ async fn an_order_is_cancelled_while_it_is_pending() {
 }
 
 #[tokio::test]
+async fn a_webhook_is_taken_whatever_its_content_type_and_refused_by_reason() {
+    let door = Door::open(roomy()).await;
+    let mut client = door.connect().await;
+    for (body, received) in [("first", "first"), ("repeat", "repeat")] {
+        let answer = client
+            .ask(&post("/v1/webhooks/mock", "Content-Type: text/plain\r\n", body))
+            .await;
+        assert_eq!(
+            (answer.status, &answer.json()["received"]),
+            (200, &received.into())
+        );
+    }
+    for (path, body, status, kind) in [
+        ("/v1/webhooks/mock", "old", 401, "webhook_unverified"),
+        ("/v1/webhooks/mock", "rubbish", 400, "webhook_unreadable"),
+        ("/v1/webhooks/mock", "too many", 503, "overloaded"),
+        ("/v1/webhooks/mock", "away", 503, "unavailable"),
+        ("/v1/webhooks/bank", "first", 404, "not_found"),
+    ] {
+        let answer = client.ask(&post(path, "", body)).await;
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (status, kind),
+            "{body}"
+        );
+    }
+    let huge = "x".repeat(256 * 1024 + 1);
+    let answer = client.ask(&post("/v1/webhooks/mock", "", &huge)).await;
+    assert_eq!(answer.status, 413);
+}
+
+#[tokio::test]
 async fn operators_see_what_is_up() {
     let door = Door::open(roomy()).await;
     let mut client = door.connect().await;

@@ -4,12 +4,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fluxbuy::actors::desk::{CancelError, DeskError, Health};
+use bytes::Bytes;
+use fluxbuy::actors::desk::{CancelError, DeskError, Health, ReceiveError, Received, Refused, WebhookError};
 use fluxbuy::domain::{
     Accepted, Buyer, Currency, FailureReason, Money, NewSale, OrderId, OrderStatus, OrderView, Purchase,
     Refusal, Sale, SaleId, SaleView, Stock,
 };
 use fluxbuy::http::{DrainReport, FrontDesk, Settings, serve};
+use fluxbuy::signature::Unverified;
+use hyper::HeaderMap;
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -134,6 +137,24 @@ impl FrontDesk for FakeDesk {
     async fn cancel(&self, _: OrderId, _: &Buyer) -> Result<OrderView, CancelError> {
         let plan = self.0.on_cancel.lock().unwrap().clone();
         plan.carry_out().await
+    }
+
+    async fn webhook(
+        &self,
+        provider: &str,
+        _: &HeaderMap,
+        body: Bytes,
+        _: String,
+    ) -> Result<Received, WebhookError> {
+        match (provider, body.as_ref()) {
+            ("mock", b"first") => Ok(Received::First),
+            ("mock", b"repeat") => Ok(Received::Repeat),
+            ("mock", b"old") => Err(Refused::Unverified(Unverified::TooOld).into()),
+            ("mock", b"rubbish") => Err(Refused::Unreadable.into()),
+            ("mock", b"too many") => Err(ReceiveError::Overloaded.into()),
+            ("mock", b"away") => Err(ReceiveError::Unavailable.into()),
+            _ => Err(WebhookError::UnknownProvider),
+        }
     }
 
     fn health(&self) -> Health {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::charge::{self, ChargeEnd};
-use super::messages::Swept;
+use super::messages::{Heard, Swept, Told};
 use crate::actors::breaker::Breaker;
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
-use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, SaleId, transition};
+use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, Projection, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, VoidOutcome};
 use crate::store::{Applied, Change, Outcome, Store, StuckOrder};
@@ -59,6 +59,7 @@ impl Logic {
             expect,
             fence,
             decline_code: None,
+            provider_event: None,
             #[cfg(feature = "test-switches")]
             without_guard: event == Event::Claim && self.parts.claim_without_guard,
         }
@@ -124,12 +125,16 @@ impl Logic {
     async fn settle(&self, event: Event, fence: i32, attempt: i32, code: Option<String>, by: By) -> Swept {
         let mut change = self.change(event, OrderStatus::Processing, Some(fence));
         change.decline_code = code;
+        self.settle_by(change, attempt, by).await
+    }
+
+    async fn settle_by(&self, change: Change, attempt: i32, by: By) -> Swept {
         let deadline = Instant::now() + SETTLE_FOR;
         loop {
             match self.parts.writer.apply(change.clone(), by).await {
                 Ok(Outcome::Applied(_)) => return Swept::Settled,
                 Ok(Outcome::Stale { status, .. }) => {
-                    self.overtaken(event, status, attempt).await;
+                    self.overtaken(&change, status, attempt).await;
                     return Swept::Lost;
                 }
                 Ok(Outcome::NotFound) => return Swept::Lost,
@@ -137,6 +142,7 @@ impl Logic {
                     tokio::time::sleep(SETTLE_PAUSE).await;
                 }
                 Err(error) => {
+                    let event = change.event;
                     tracing::warn!(order_id = %self.order, ?event, %error, "a settlement is left to the sweeper");
                     return Swept::Failed;
                 }
@@ -145,26 +151,74 @@ impl Logic {
     }
 
     /// The claim is lost. The one thing that still matters: money that came for an order that failed goes back.
-    async fn overtaken(&self, event: Event, found: OrderStatus, attempt: i32) {
-        let owed = transition(found, event).is_ok_and(|t| t.effects.contains(&Effect::RefundLateCharge));
-        if !owed {
-            return;
+    async fn overtaken(&self, change: &Change, found: OrderStatus, attempt: i32) {
+        let owed =
+            transition(found, change.event).is_ok_and(|t| t.effects.contains(&Effect::RefundLateCharge));
+        if owed {
+            self.late_charge(attempt, change.provider_event.as_deref()).await;
         }
+    }
+
+    async fn late_charge(&self, attempt: i32, provider_event: Option<&str>) -> Heard {
         match self
             .parts
             .store
-            .record_late_charge(self.order, self.sale, attempt)
+            .record_late_charge(self.order, self.sale, attempt, provider_event)
             .await
         {
             Ok(true) => {
                 metrics::late_refund(LateRefund::Due);
                 tracing::warn!(order_id = %self.order, attempt, "money came for a failed order and is paid back");
                 self.parts.tasks.wake();
+                Heard::Applied
             }
-            Ok(false) => {}
+            Ok(false) => Heard::NoChange,
             // The payment is still open in the books. The provider has the money: this must not be forgotten.
             Err(error) => {
                 tracing::error!(order_id = %self.order, attempt, %error, "late money could not be noted; reconcile finds it");
+                Heard::Again
+            }
+        }
+    }
+
+    /// The provider has told something by itself.
+    pub async fn told(&self, told: Told) -> Heard {
+        let Told {
+            projection,
+            fence,
+            attempt,
+            code,
+            event_id,
+        } = told;
+        match projection {
+            Projection::NoChange => Heard::NoChange,
+            Projection::LateCharge => self.late_charge(attempt, Some(&event_id)).await,
+            Projection::Settle(event) => {
+                let mut change = self.change(event, OrderStatus::Processing, Some(fence));
+                change.decline_code = code;
+                change.provider_event = Some(event_id);
+                match self.settle_by(change, attempt, By::Webhook).await {
+                    Swept::Settled => Heard::Applied,
+                    _ => Heard::Again,
+                }
+            }
+            Projection::RefundDone => {
+                match self
+                    .parts
+                    .store
+                    .refund_done(self.order, self.sale, attempt, Some(&event_id))
+                    .await
+                {
+                    Ok(true) => {
+                        metrics::late_refund(LateRefund::Done);
+                        Heard::Applied
+                    }
+                    Ok(false) => Heard::NoChange,
+                    Err(error) => {
+                        tracing::warn!(order_id = %self.order, attempt, %error, "a refund could not be noted");
+                        Heard::Again
+                    }
+                }
             }
         }
     }

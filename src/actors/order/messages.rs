@@ -4,6 +4,7 @@ use actix::Message;
 
 use super::charge::ChargeEnd;
 use crate::actors::transition_writer::WriteError;
+use crate::domain::Projection;
 use crate::store::{Outcome, StuckOrder};
 
 /// A place among the charges under way. Whoever gave it out is told when it is dropped, wherever that happens.
@@ -70,3 +71,30 @@ pub enum Swept {
 #[derive(Message)]
 #[rtype(result = "Result<Outcome, WriteError>")]
 pub struct Cancel;
+
+/// The provider has told something by itself, and this is what it means for the order.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Heard")]
+pub struct Told {
+    /// What has to be done.
+    pub projection: Projection,
+    /// The fence that the order had when that was found out.
+    pub fence: i32,
+    /// Which charge it is about.
+    pub attempt: i32,
+    /// The provider's word for why, for a charge that was declined.
+    pub code: Option<String>,
+    /// The provider's name for its event.
+    pub event_id: String,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// The books have it now, by this event.
+    Applied,
+    /// They had it already.
+    NoChange,
+    /// The order moved meanwhile, or the database can't be asked: look again.
+    Again,
+}

@@ -17,7 +17,7 @@ use actix::{
 use tokio::runtime;
 
 pub use logic::Parts;
-pub use messages::{ChargePlace, Swept};
+pub use messages::{ChargePlace, Heard, Swept, Told};
 pub use registry::Orders;
 
 use charge::ChargeEnd;
@@ -132,20 +132,25 @@ impl Handler<ChargeEnded> for OrderActor {
     }
 }
 
+impl OrderActor {
+    /// Answers when `step` has ended; nothing else is begun meanwhile.
+    fn atomically<T: 'static>(&mut self, step: impl Future<Output = T> + 'static) -> AtomicResponse<Self, T> {
+        self.busy += 1;
+        AtomicResponse::new(Box::pin(step.into_actor(self).map(
+            |outcome, actor: &mut Self, ctx| {
+                actor.ended(ctx);
+                outcome
+            },
+        )))
+    }
+}
+
 impl Handler<Sweep> for OrderActor {
     type Result = AtomicResponse<Self, Swept>;
 
     fn handle(&mut self, Sweep(stuck): Sweep, _: &mut Self::Context) -> Self::Result {
-        self.busy += 1;
         let logic = self.logic.clone();
-        AtomicResponse::new(Box::pin(
-            async move { logic.sweep(stuck).await }
-                .into_actor(self)
-                .map(|swept, actor: &mut Self, ctx| {
-                    actor.ended(ctx);
-                    swept
-                }),
-        ))
+        self.atomically(async move { logic.sweep(stuck).await })
     }
 }
 
@@ -153,16 +158,17 @@ impl Handler<Cancel> for OrderActor {
     type Result = AtomicResponse<Self, Result<Outcome, WriteError>>;
 
     fn handle(&mut self, _: Cancel, _: &mut Self::Context) -> Self::Result {
-        self.busy += 1;
         let logic = self.logic.clone();
-        AtomicResponse::new(Box::pin(
-            async move { logic.cancel().await }
-                .into_actor(self)
-                .map(|outcome, actor: &mut Self, ctx| {
-                    actor.ended(ctx);
-                    outcome
-                }),
-        ))
+        self.atomically(async move { logic.cancel().await })
+    }
+}
+
+impl Handler<Told> for OrderActor {
+    type Result = AtomicResponse<Self, Heard>;
+
+    fn handle(&mut self, told: Told, _: &mut Self::Context) -> Self::Result {
+        let logic = self.logic.clone();
+        self.atomically(async move { logic.told(told).await })
     }
 }
 

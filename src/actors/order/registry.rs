@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use actix::{Actor, Addr, Context, MailboxError};
+use actix::dev::ToEnvelope;
+use actix::{Actor, Addr, Context, Handler, MailboxError, Message};
 use actix_rt::ArbiterHandle;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -12,7 +13,7 @@ use tokio::runtime;
 
 use super::OrderActor;
 use super::logic::{Logic, Parts};
-use super::messages::{Cancel, Charge, ChargePlace, Sweep, Swept};
+use super::messages::{Cancel, Charge, ChargePlace, Heard, Sweep, Swept, Told};
 use crate::actors::transition_writer::WriteError;
 use crate::domain::{OrderId, SaleId};
 use crate::metrics;
@@ -58,25 +59,40 @@ impl Orders {
 
     /// Has an order swept.
     pub async fn sweep(&self, stuck: StuckOrder) -> Swept {
-        for _ in 0..ASKS {
-            match self.addr(stuck.order, stuck.sale).send(Sweep(stuck)).await {
-                Ok(swept) => return swept,
-                Err(MailboxError::Closed | MailboxError::Timeout) => tokio::task::yield_now().await,
-            }
-        }
-        Swept::Failed
+        self.ask(stuck.order, stuck.sale, || Sweep(stuck))
+            .await
+            .unwrap_or(Swept::Failed)
     }
 
     /// Has an order cancelled for its buyer.
     pub async fn cancel(&self, order: OrderId, sale: SaleId) -> Result<Outcome, WriteError> {
+        // Each actor may have died with the question in its hands.
+        self.ask(order, sale, || Cancel)
+            .await
+            .unwrap_or(Err(WriteError::OutcomeUnknown))
+    }
+
+    /// Tells an order what its provider has told.
+    pub async fn tell(&self, order: OrderId, sale: SaleId, told: Told) -> Heard {
+        self.ask(order, sale, || told.clone())
+            .await
+            .unwrap_or(Heard::Again)
+    }
+
+    /// Asks an order's actor, and the next one where that stops with the question unanswered; `None` when all have.
+    async fn ask<M>(&self, order: OrderId, sale: SaleId, question: impl Fn() -> M) -> Option<M::Result>
+    where
+        M: Message<Result: Send> + Send + 'static,
+        OrderActor: Handler<M>,
+        Context<OrderActor>: ToEnvelope<OrderActor, M>,
+    {
         for _ in 0..ASKS {
-            match self.addr(order, sale).send(Cancel).await {
-                Ok(outcome) => return outcome,
+            match self.addr(order, sale).send(question()).await {
+                Ok(answer) => return Some(answer),
                 Err(MailboxError::Closed | MailboxError::Timeout) => tokio::task::yield_now().await,
             }
         }
-        // Each of them may have died with the question in its hands.
-        Err(WriteError::OutcomeUnknown)
+        None
     }
 
     /// How many orders have an actor.

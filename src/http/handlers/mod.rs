@@ -3,6 +3,7 @@
 mod operations;
 mod orders;
 mod sales;
+mod webhooks;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -22,6 +23,7 @@ pub(super) async fn answer<D: FrontDesk>(route: Route, call: &Call<'_, D>, body:
         (Route::Orders, &Method::POST) => orders::place(call, body).await,
         (Route::Order, &Method::GET | &Method::HEAD) => orders::show(call).await,
         (Route::Cancel, &Method::POST) => orders::cancel(call).await,
+        (Route::Webhook, &Method::POST) => webhooks::receive(call, body).await,
         (Route::Sale, &Method::GET | &Method::HEAD) => sales::show(call).await,
         (Route::Sales, &Method::GET | &Method::HEAD) => sales::page(call).await,
         (Route::Sales, &Method::POST) => sales::list(call, body).await,

@@ -1,0 +1,45 @@
+//! What commands print for people.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+
+use crate::store::RetriesOfDay;
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    table
+}
+
+fn number(value: impl std::fmt::Display) -> Cell {
+    Cell::new(value).set_alignment(CellAlignment::Right)
+}
+
+/// How often the provider repeated itself; a row per day, provider and kind.
+pub fn webhook_retries(rows: &[RetriesOfDay]) -> Table {
+    let mut table = table(&[
+        "day (UTC)",
+        "provider",
+        "kind",
+        "deliveries",
+        "events",
+        "repeats",
+        "gap p50 s",
+        "gap max s",
+    ]);
+    let seconds = |gap: Option<f64>| number(gap.map_or_else(String::new, |gap| format!("{gap:.3}")));
+    for row in rows {
+        table.add_row([
+            Cell::new(&row.day),
+            Cell::new(&row.provider),
+            Cell::new(&row.kind),
+            number(row.deliveries),
+            number(row.events),
+            number(row.repeats),
+            seconds(row.gap_p50_secs),
+            seconds(row.gap_max_secs),
+        ]);
+    }
+    table
+}
