@@ -211,6 +211,8 @@ impl Engine {
             fail_in_doubt: config.sweeper.fail_in_doubt,
             #[cfg(feature = "test-switches")]
             claim_without_guard: config.test.claim_without_guard,
+            #[cfg(feature = "test-switches")]
+            webhooks_without_guard: config.test.webhooks_without_guard,
         };
         let orders = Orders::new(Arc::new(order_parts), arbiters.orders.handle(), runtime.clone());
         let supervisor = Supervisor::start(
@@ -305,6 +307,8 @@ impl Engine {
             inbox::Limits {
                 scan_period: config.webhooks.scan_period(),
                 event_tries: config.webhooks.event_tries,
+                #[cfg(feature = "test-switches")]
+                without_guard: config.test.webhooks_without_guard,
             },
         );
         let desk = Desk {

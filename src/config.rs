@@ -339,6 +339,8 @@ pub enum LogFormat {
 pub struct TestSwitches {
     /// Leaves the status condition out of the claim, as the bug did that this engine exists to exclude.
     pub claim_without_guard: bool,
+    /// Takes every delivery of a webhook for an event of its own, and settles by it without looking at the order's status again.
+    pub webhooks_without_guard: bool,
 }
 
 /// Where a server is, perhaps with a password in it: shown only with the password left out.
@@ -812,7 +814,7 @@ fn unknown_settings(layered: &config::Config) -> Result<Vec<Problem>, Error> {
     let defaults = config::Config::builder().add_source(File::from_str(DEFAULTS, FileFormat::Toml));
     #[cfg(feature = "test-switches")]
     let defaults = defaults.add_source(File::from_str(
-        "test.claim_without_guard = false",
+        "test.claim_without_guard = false\ntest.webhooks_without_guard = false",
         FileFormat::Toml,
     ));
     let known = sections(defaults.build().map_err(refused)?)?;
@@ -1170,7 +1172,8 @@ mod tests {
     #[cfg(feature = "test-switches")]
     #[test]
     fn the_switch_exists_in_builds_that_ask_for_it() {
-        assert!(!load("", &[]).unwrap().test.claim_without_guard);
+        let test = load("", &[]).unwrap().test;
+        assert!(!test.claim_without_guard && !test.webhooks_without_guard);
         assert!(
             load("", &[("FLUXBUY__TEST__CLAIM_WITHOUT_GUARD", "true")])
                 .unwrap()

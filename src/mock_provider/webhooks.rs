@@ -49,6 +49,8 @@ pub struct Plan {
     pub gap_min_ms: u64,
     /// See `gap_min_ms`.
     pub gap_max_ms: u64,
+    /// Share of events whose copies all go at once, whatever the gap.
+    pub at_once_percent: u8,
     /// Events come late by up to so much, each by its own time: out of order.
     pub delay_max_ms: u64,
     /// Share of charges whose events are delivered before the charge is answered.
@@ -86,6 +88,7 @@ impl Default for Plan {
             copies_max: 1,
             gap_min_ms: 0,
             gap_max_ms: 0,
+            at_once_percent: 0,
             delay_max_ms: 0,
             early_percent: 0,
             lost_percent: 0,
@@ -294,7 +297,11 @@ impl Webhooks {
         }
         let delay = between(0, plan.delay_max_ms, "delay");
         let copies = between(plan.copies_min, plan.copies_max, "copies");
-        let gap = between(plan.gap_min_ms, plan.gap_max_ms, "gap");
+        let gap = if roll(plan.seed, "at once", id) < plan.at_once_percent {
+            0
+        } else {
+            between(plan.gap_min_ms, plan.gap_max_ms, "gap")
+        };
         let sends: Vec<_> = (0..copies)
             .map(|copy| {
                 let (webhooks, delivery) = (self.clone(), delivery.clone());

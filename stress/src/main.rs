@@ -135,7 +135,7 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
     match command {
         Command::List => {
             for scenario in Scenario::ALL {
-                println!("{:<10} {}", scenario.name(), scenario.about());
+                println!("{:<15} {}", scenario.name(), scenario.about());
             }
             Ok(Verdict::silent())
         }

@@ -33,6 +33,9 @@ pub struct Limits {
     pub scan_period: Duration,
     /// Tries before an event whose order never comes is given up.
     pub event_tries: u32,
+    /// Takes every delivery for an event of its own.
+    #[cfg(feature = "test-switches")]
+    pub without_guard: bool,
 }
 
 /// Why a delivery was not received. The provider sends it again.
@@ -71,7 +74,7 @@ impl Inbox {
         let jobs = batches::start(runtime, LIMITS, "deliveries", move |batch| {
             let (store, waker) = (store.clone(), waker.clone());
             async move {
-                write_down(&store, batch).await;
+                write_down(&store, batch, limits).await;
                 waker.notify_one();
             }
         });
@@ -108,11 +111,20 @@ impl Inbox {
 }
 
 /// Writes a batch down. Where the database refuses one of them for itself, halves find it, and the others get through.
-async fn write_down(store: &Store, batch: Vec<Job>) {
+#[cfg_attr(not(feature = "test-switches"), allow(unused_variables))]
+async fn write_down(store: &Store, batch: Vec<Job>, limits: Limits) {
     let mut left = vec![batch];
     while let Some(mut jobs) = left.pop() {
         let deliveries: Vec<Delivery> = jobs.iter().map(|job| job.delivery.clone()).collect();
-        match store.receive(&deliveries).await {
+        #[cfg(feature = "test-switches")]
+        let received = if limits.without_guard {
+            store.receive_without_guard(&deliveries).await
+        } else {
+            store.receive(&deliveries).await
+        };
+        #[cfg(not(feature = "test-switches"))]
+        let received = store.receive(&deliveries).await;
+        match received {
             Ok(received) => {
                 for (job, received) in jobs.into_iter().zip(received) {
                     job.answer.send(Ok(received)).ok();

@@ -37,6 +37,9 @@ pub struct Parts {
     /// Leaves the status condition out of the claim.
     #[cfg(feature = "test-switches")]
     pub claim_without_guard: bool,
+    /// Leaves the conditions out of what a webhook settles.
+    #[cfg(feature = "test-switches")]
+    pub webhooks_without_guard: bool,
 }
 
 /// One order.
@@ -197,6 +200,10 @@ impl Logic {
                 let mut change = self.change(event, OrderStatus::Processing, Some(fence));
                 change.decline_code = code;
                 change.provider_event = Some(event_id);
+                #[cfg(feature = "test-switches")]
+                {
+                    change.without_guard = self.parts.webhooks_without_guard;
+                }
                 match self.settle_by(change, attempt, By::Webhook).await {
                     Swept::Settled => Heard::Applied,
                     _ => Heard::Again,

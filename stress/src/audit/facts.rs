@@ -26,6 +26,10 @@ pub struct Facts {
     pub charges: Vec<Charge>,
     /// Refunds by the provider's book.
     pub refunds: Vec<Refund>,
+    /// Webhooks that were received.
+    pub events: Vec<Event>,
+    /// Webhooks that the provider says it has sent.
+    pub sent: Vec<Sent>,
 }
 
 /// Units of a sale.
@@ -195,4 +199,41 @@ pub struct Refund {
     pub order: Option<Uuid>,
     /// How much.
     pub amount_minor: i64,
+}
+
+/// A webhook's event, as it was received.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// The provider's name for it.
+    pub id: String,
+    /// How often it was delivered.
+    pub deliveries: i64,
+    /// What became of it.
+    pub state: String,
+}
+
+/// A webhook's event, by the provider's own log.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Sent {
+    /// Its name.
+    pub id: String,
+    /// The charge that it is about.
+    pub reference: String,
+    /// It was never sent.
+    pub lost: bool,
+    /// When each request was sent, and the status of its answer; 0 for none.
+    pub requests: Vec<(u64, u16)>,
+    /// The same of forgeries in its name.
+    pub forged: Vec<(u64, u16)>,
+}
+
+impl Sent {
+    /// Requests that were answered with 2xx.
+    pub fn acknowledged(&self) -> i64 {
+        let taken = self
+            .requests
+            .iter()
+            .filter(|(_, status)| (200..300).contains(status));
+        taken.count() as i64
+    }
 }

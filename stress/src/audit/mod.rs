@@ -10,6 +10,7 @@ mod requests;
 mod stock;
 #[cfg(test)]
 mod tests;
+mod webhooks;
 
 use std::collections::HashMap;
 
@@ -54,6 +55,7 @@ pub fn audit(case: &Case<'_>) -> Findings {
     stock::check(case, &index, &mut findings);
     requests::check(case, &index, &mut findings);
     money::check(case, &index, &mut findings);
+    webhooks::check(case, &mut findings);
     findings
 }
 

@@ -7,7 +7,9 @@ use serde::Deserialize;
 use sqlx::{Executor, Row};
 use uuid::Uuid;
 
-use super::facts::{Charge, Facts, Inventory, LedgerEntry, Order, Owed, Payment, Refund, Status, StockEntry};
+use super::facts::{
+    Charge, Event, Facts, Inventory, LedgerEntry, Order, Owed, Payment, Refund, Sent, Status, StockEntry,
+};
 use crate::world::World;
 
 /// Reads everything about a sale. Rows are of one instant; the gate and the provider are asked right after, so the three fit
@@ -150,6 +152,20 @@ async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
             currency,
         });
     }
+    let rows: Vec<(Uuid, String, i64, String)> = sqlx::query_as(
+        "SELECT o.sale_id, e.event_id, e.deliveries::bigint, e.state
+         FROM provider_events e JOIN orders o ON o.id = e.order_id WHERE o.sale_id = ANY($1)",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, id, deliveries, state) in rows {
+        by_sale.of(sale)?.events.push(Event {
+            id,
+            deliveries,
+            state,
+        });
+    }
     let rows: Vec<(Uuid, i64, i64, i64)> = sqlx::query_as(
         "WITH owed AS (
             SELECT sale_id, 1 AS release, 0 AS task, 0 AS letter FROM gate_releases
@@ -176,6 +192,11 @@ async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
 struct Book {
     charges: Vec<Charge>,
     refunds: Vec<Refund>,
+}
+
+#[derive(Deserialize)]
+struct Log {
+    events: Vec<Sent>,
 }
 
 /// Takes what belongs to these sales, and what belongs to nobody: a charge for an order that doesn't exist must not be overlooked,
@@ -215,6 +236,16 @@ async fn book(world: &World, facts: &mut [Facts]) -> anyhow::Result<()> {
     for charge in book.charges {
         if let Some(facts) = place(charge.order).and_then(|place| facts.get_mut(place)) {
             facts.charges.push(charge);
+        }
+    }
+    let log: Log = world.provider().get_json("/webhooks").await?;
+    for sent in log.events {
+        let order = order_of(&sent.reference);
+        if let Some(facts) = order
+            .and_then(|order| ours.get(&order))
+            .and_then(|place| facts.get_mut(*place))
+        {
+            facts.sent.push(sent);
         }
     }
     for refund in book.refunds {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::facts::{Charge, Inventory, LedgerEntry, Payment, Refund, StockEntry};
+use super::facts::{Charge, Event, Inventory, LedgerEntry, Payment, Refund, Sent, StockEntry};
 use super::*;
 use crate::load::{Ask, Outcome, Refusal};
 
@@ -101,6 +101,23 @@ impl World {
         world.charge(6, 1, 100, ChargeStatus::Succeeded);
         world.refund(3, 1, 100);
         world.facts.allotments = vec![("buyer-0".to_owned(), 2), ("buyer-6".to_owned(), 1)];
+        // One event was sent twice beside a forgery, and once without an answer; one got lost.
+        world.facts.events.push(Event {
+            id: "e0".to_owned(),
+            deliveries: 3,
+            state: "NO_CHANGE".to_owned(),
+        });
+        let sent = |id: &str, lost, requests: &[(u64, u16)], forged: &[(u64, u16)]| Sent {
+            id: id.to_owned(),
+            reference: String::new(),
+            lost,
+            requests: requests.to_vec(),
+            forged: forged.to_vec(),
+        };
+        world.facts.sent = vec![
+            sent("e0", false, &[(1, 0), (2, 200), (3, 200)], &[(1, 401)]),
+            sent("e1", true, &[], &[]),
+        ];
         world
     }
 
@@ -379,6 +396,21 @@ const HARMS: &[(&str, Harm)] = &[
         w.charge(5, 1, 100, ChargeStatus::Succeeded);
         w.facts.charges.last_mut().unwrap().order = None;
     }),
+    ("one-event-is-one-row", |w| {
+        let again = w.facts.events[0].clone();
+        w.facts.events.push(again);
+    }),
+    ("forgery-is-refused", |w| w.facts.sent[0].forged[0].1 = 200),
+    ("acknowledged-is-kept", |w| w.facts.events.clear()),
+    ("acknowledged-is-kept", |w| w.facts.events[0].deliveries = 1),
+    ("acknowledged-is-kept", |w| w.facts.events[0].deliveries = 4),
+    ("delivered-in-the-end", |w| w.facts.sent[1].lost = false),
+    ("events-come-to-an-end", |w| {
+        w.facts.events[0].state = "DUE".to_owned();
+    }),
+    ("events-come-to-an-end", |w| {
+        w.facts.events[0].state = "GIVEN_UP".to_owned();
+    }),
 ];
 
 #[test]
@@ -400,6 +432,7 @@ fn no_check_is_without_a_harm() {
         include_str!("stock.rs"),
         include_str!("requests.rs"),
         include_str!("money.rs"),
+        include_str!("webhooks.rs"),
     ]
     .concat();
     // A check's name is the only kind of text in those files that is made of words and hyphens alone.

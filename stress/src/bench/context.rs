@@ -125,6 +125,7 @@ impl<'a> Bench<'a> {
             settings: settings.to_vec(),
             provider,
             guard_off: false,
+            webhooks: None,
         };
         let mut world = World::open(self.place, &needs, &format!("bench-{label}"), self.seed).await?;
         self.postgres = durability(&world).await?;

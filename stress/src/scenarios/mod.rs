@@ -2,11 +2,15 @@
 
 mod flood;
 mod guard_off;
+mod in_doubt;
 mod oversell;
 mod race;
 mod replay;
 mod stage;
+mod twins_unguarded;
 mod watch;
+mod webhook_storm;
+mod webhook_twins;
 
 use anyhow::ensure;
 use clap::ValueEnum;
@@ -31,16 +35,28 @@ pub enum Scenario {
     Oversell,
     /// Every request sent several times.
     Replay,
+    /// Every webhook twice.
+    WebhookTwins,
+    /// Webhooks repeated, reordered, early, late, lost and forged.
+    WebhookStorm,
+    /// Twin webhooks against an engine and a database without their guards.
+    TwinsUnguarded,
+    /// A provider that takes money without saying so, and then is away.
+    InDoubt,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 9] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
         Self::Oversell,
         Self::Replay,
+        Self::WebhookTwins,
+        Self::WebhookStorm,
+        Self::TwinsUnguarded,
+        Self::InDoubt,
     ];
 
     /// Its name on the command line.
@@ -51,6 +67,10 @@ impl Scenario {
             Self::GuardOff => "guard-off",
             Self::Oversell => "oversell",
             Self::Replay => "replay",
+            Self::WebhookTwins => "webhook-twins",
+            Self::WebhookStorm => "webhook-storm",
+            Self::TwinsUnguarded => "twins-unguarded",
+            Self::InDoubt => "in-doubt",
         }
     }
 
@@ -62,7 +82,16 @@ impl Scenario {
             Self::GuardOff => guard_off::ABOUT,
             Self::Oversell => oversell::ABOUT,
             Self::Replay => replay::ABOUT,
+            Self::WebhookTwins => webhook_twins::ABOUT,
+            Self::WebhookStorm => webhook_storm::ABOUT,
+            Self::TwinsUnguarded => twins_unguarded::ABOUT,
+            Self::InDoubt => in_doubt::ABOUT,
         }
+    }
+
+    /// Whether it does to its services what nobody would have done to those of others.
+    fn bends_its_world(self) -> bool {
+        !matches!(self, Self::Flood | Self::Race | Self::Oversell | Self::Replay)
     }
 
     /// Buyers and units, unless somebody wants others.
@@ -72,6 +101,9 @@ impl Scenario {
             Self::Race | Self::GuardOff => (400, 400),
             Self::Oversell => (5_000, 100),
             Self::Replay => (500, 600),
+            Self::WebhookTwins => (2_000, 2_000),
+            Self::WebhookStorm => (600, 600),
+            Self::TwinsUnguarded | Self::InDoubt => (300, 300),
         }
     }
 }
@@ -110,8 +142,9 @@ impl Run {
     /// When it can't be played to its end. What is wrong with the engine is in the report.
     pub async fn play(&self, place: &Place) -> anyhow::Result<Report> {
         ensure!(
-            self.scenario != Scenario::GuardOff || matches!(place, Place::Private(_)),
-            "guard-off takes down walls of its database, and does so only to one of its own: leave --url out"
+            !self.scenario.bends_its_world() || matches!(place, Place::Private(_)),
+            "{} takes down walls of its database, or has the provider misbehave, and does so only to those of its own: leave --url out",
+            self.scenario.name()
         );
         let needs = match self.scenario {
             Scenario::Flood => flood::needs(self),
@@ -119,6 +152,10 @@ impl Run {
             Scenario::GuardOff => guard_off::needs(self),
             Scenario::Oversell => oversell::needs(),
             Scenario::Replay => replay::needs(),
+            Scenario::WebhookTwins => webhook_twins::needs(),
+            Scenario::WebhookStorm => webhook_storm::needs(),
+            Scenario::TwinsUnguarded => twins_unguarded::needs(),
+            Scenario::InDoubt => in_doubt::needs(self),
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
         let world = World::open(place, &needs, &label, self.seed).await?;
@@ -140,6 +177,10 @@ impl Run {
             Scenario::GuardOff => guard_off::play(self, world).await,
             Scenario::Oversell => oversell::play(self, world).await,
             Scenario::Replay => replay::play(self, world).await,
+            Scenario::WebhookTwins => webhook_twins::play(self, world).await,
+            Scenario::WebhookStorm => webhook_storm::play(self, world).await,
+            Scenario::TwinsUnguarded => twins_unguarded::play(self, world).await,
+            Scenario::InDoubt => in_doubt::play(self, world).await,
         }
     }
 }

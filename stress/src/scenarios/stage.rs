@@ -74,6 +74,12 @@ struct Listed {
     id: Uuid,
 }
 
+/// Webhooks that are still on their way.
+#[derive(Deserialize)]
+struct Unfinished {
+    unfinished: i64,
+}
+
 /// A scenario under way.
 pub(super) struct Stage<'a> {
     run: &'a Run,
@@ -178,12 +184,16 @@ impl<'a> Stage<'a> {
             "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING')) AS open,
                     count(*) FILTER (WHERE status IN ('PAID', 'FAILED', 'REFUNDED')) AS decided,
                     (SELECT count(*) FROM gate_releases WHERE sale_id = $1)
-                    + (SELECT count(*) FROM provider_tasks WHERE sale_id = $1) AS owed
+                    + (SELECT count(*) FROM provider_tasks WHERE sale_id = $1)
+                    + (SELECT count(*) FROM provider_events WHERE state = 'DUE') AS owed
              FROM orders WHERE sale_id = $1",
         )
         .bind(self.scene.as_ref().map(|(stall, _)| stall.sale))
         .fetch_one(self.world.database())
         .await?;
+        // Under no reference begins an event's log: only the count is asked for.
+        let provider: Unfinished = self.world.provider().get_json("/webhooks/none").await?;
+        state.owed += provider.unfinished;
         let metrics = self.world.metrics().await?;
         state.queued = metrics.sum("fluxbuy_payment_queue_orders", &[]) as i64;
         state.charging = metrics.sum("fluxbuy_charges_in_flight", &[]) as i64;

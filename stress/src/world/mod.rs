@@ -25,6 +25,9 @@ use services::Services;
 
 use crate::load::Peer;
 
+/// What the provider signs with: base64 of 24 bytes.
+const WEBHOOK_SECRET: &str = "whsec_c3RyZXNzIGhhcm5lc3Mgc2VjcmV0ISEh";
+
 /// A setting of the engine, as `section.key` and value.
 pub type Setting = (&'static str, String);
 
@@ -35,8 +38,10 @@ pub struct Needs {
     pub provider: Provider,
     /// Settings of the engine, as `section.key` and value.
     pub settings: Vec<Setting>,
-    /// The engine must be the one that can leave the guard out of its claim.
+    /// The engine must be the one that can leave its guards out.
     pub guard_off: bool,
+    /// The provider talks back by this plan, in the mock's own words; `None`, and it doesn't.
+    pub webhooks: Option<serde_json::Value>,
 }
 
 /// How the mock provider behaves.
@@ -154,7 +159,21 @@ impl World {
         let program = program::find(programs, needs.guard_off).await?;
         let services = Services::start(&program, &needs.provider, seed, logs).await?;
         let at = services.addresses();
-        let engine = Engine::start(&program, &all_settings(at, &needs.settings), logs, "engine").await?;
+        let mut settings = needs.settings.clone();
+        if needs.webhooks.is_some() {
+            settings.push(("webhooks.secrets", WEBHOOK_SECRET.to_owned()));
+        }
+        let engine = Engine::start(&program, &all_settings(at, &settings), logs, "engine").await?;
+        if let Some(plan) = &needs.webhooks {
+            let mut plan = plan.clone();
+            plan["url"] = format!("{}/v1/webhooks/mock", engine.url()).into();
+            plan["secret"] = WEBHOOK_SECRET.into();
+            plan["seed"] = seed.into();
+            let provider = Peer::from_url(&at.provider_url)?;
+            provider
+                .post_json::<serde_json::Value>("/webhooks", &plan, 200)
+                .await?;
+        }
         let target = Target {
             engines: vec![engine.url().to_owned()],
             postgres_url: at.postgres_owner_url.clone(),
@@ -275,6 +294,17 @@ impl World {
     /// The payment provider.
     pub fn provider(&self) -> &Peer {
         &self.provider
+    }
+
+    /// Has the provider misbehave, in the mock's own words.
+    ///
+    /// # Errors
+    /// When it doesn't take it.
+    pub async fn fault(&self, fault: &serde_json::Value) -> anyhow::Result<()> {
+        self.provider
+            .post_json::<serde_json::Value>("/faults", fault, 200)
+            .await
+            .map(|_| ())
     }
 
     /// The database, as whoever may read all of it.
