@@ -21,6 +21,7 @@ use crate::actors::inbox::{self, Inbox};
 use crate::actors::order::{self, Orders};
 use crate::actors::payment_supervisor::{self, Supervisor};
 use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
+use crate::actors::refunds::Refunds;
 use crate::actors::releaser::Releaser;
 use crate::actors::sale::{self, Committer, Sales};
 use crate::actors::sweeper::{self, Reaper, Sweeper};
@@ -201,12 +202,17 @@ impl Engine {
         let releaser = Releaser::start(runtime, store.clone(), gate.clone());
         let writer = TransitionWriter::start(runtime, store.clone(), releaser.clone(), store_breaker.clone());
         let tasks = TaskWaker::default();
+        let refunds = Refunds {
+            store: store.clone(),
+            releaser: releaser.clone(),
+        };
         let order_parts = order::Parts {
             writer,
             provider: provider.clone(),
             provider_breaker: provider_breaker.clone(),
             store: store.clone(),
             tasks: tasks.clone(),
+            refunds: refunds.clone(),
             give_up: config.payment.give_up(),
             fail_in_doubt: config.sweeper.fail_in_doubt,
             #[cfg(feature = "test-switches")]
@@ -281,11 +287,12 @@ impl Engine {
         );
         let worker = TaskWorker {
             store: store.clone(),
+            refunds,
             provider,
             max_tries: config.payment.task_tries,
             loan: config.payment.charge_timeout() * 3,
             period,
-            waker: tasks,
+            waker: tasks.clone(),
         };
         runtime.spawn(worker.run());
 
@@ -315,6 +322,7 @@ impl Engine {
             store: store.clone(),
             sales,
             orders: orders.clone(),
+            tasks,
             webhooks,
             inbox,
             probes,

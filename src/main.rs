@@ -156,8 +156,14 @@ async fn dead_letters(config: Config, action: DeadLetters) -> anyhow::Result<()>
             println!("{} dead letters", letters.len());
             for letter in letters {
                 println!(
-                    "order {} sale {} attempt {} {} after {} tries: {}",
-                    letter.order, letter.sale, letter.attempt, letter.kind, letter.tries, letter.last_error
+                    "order {} sale {} attempt {} {} {} after {} tries: {}",
+                    letter.order,
+                    letter.sale,
+                    letter.attempt,
+                    letter.kind,
+                    letter.refund,
+                    letter.tries,
+                    letter.last_error
                 );
             }
         }

@@ -20,7 +20,7 @@ use metrics::Gauge;
 
 pub use labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
 };
 pub use registry::{Exporter, describe_and_register, install};
 
@@ -102,6 +102,8 @@ metrics! {
         "How long the longest of them has been in doubt, 0 when there is none (seconds)";
     LATE_REFUNDS = Counter "fluxbuy_late_refunds_total" ["stage"]
         "Refunds of money that came for an order that had failed: written down as due, and done (orders)";
+    REFUNDS = Counter "fluxbuy_refunds_total" ["stage"]
+        "Refunds that were asked for: promised as due, and done (refunds)";
     DEAD_LETTERS = Gauge "fluxbuy_dead_letters" []
         "Work out of tries that waits for an operator (tasks)";
     WEBHOOK_DELIVERIES = Counter "fluxbuy_webhook_deliveries_total" ["provider", "kind", "result"]
@@ -245,6 +247,11 @@ pub fn in_doubt(orders: usize, oldest: Option<Duration>) {
 /// A refund of late money was written down as due, or done.
 pub fn late_refund(stage: LateRefund) {
     registry().late_refunds.at(stage).increment(1);
+}
+
+/// A refund that was asked for was promised, or done.
+pub fn refund(stage: RefundStage) {
+    registry().refunds.at(stage).increment(1);
 }
 
 /// A verified webhook about `news` was answered.

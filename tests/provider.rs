@@ -188,7 +188,7 @@ async fn only_what_certainly_never_left_is_not_sent() {
         VoidOutcome::Unreachable { .. }
     ));
     assert!(matches!(
-        nobody.refund(&fresh(), euros(500)).await,
+        nobody.refund(&fresh(), &fresh(), euros(500)).await,
         RefundOutcome::Unreachable { .. }
     ));
 
@@ -310,21 +310,26 @@ async fn a_void_that_is_not_kept_lets_the_money_through() {
 #[tokio::test]
 async fn a_refund_happens_once_and_its_answer_may_be_lost() {
     let bed = Bed::start(0, 0);
-    let (client, reference) = (bed.client(), fresh());
-    let refused = client.refund(&reference, euros(500)).await;
+    let order = OrderId::fresh();
+    let (client, reference) = (bed.client(), Reference::of(order, 1));
+    let name = Reference::of_refund(order, 1, 1);
+    let refused = client.refund(&reference, &name, euros(500)).await;
     assert!(matches!(refused, RefundOutcome::Refused { .. }), "{refused:?}");
 
     client.charge(&reference, euros(500)).await;
     bed.fault(json!({ "mode": "answer_lost", "operations": ["refund"] }))
         .await;
-    let lost = client.refund(&reference, euros(500)).await;
+    let lost = client.refund(&reference, &name, euros(500)).await;
     assert!(matches!(lost, RefundOutcome::Unreachable { .. }), "{lost:?}");
     bed.heal().await;
     assert_eq!(
-        client.refund(&reference, euros(500)).await,
+        client.refund(&reference, &name, euros(500)).await,
         RefundOutcome::Refunded
     );
     assert_eq!(bed.taken(&reference).await.1, 0);
+    let another = Reference::of_refund(order, 1, 2);
+    let too_much = client.refund(&reference, &another, euros(1)).await;
+    assert!(matches!(too_much, RefundOutcome::Refused { .. }), "{too_much:?}");
     assert_eq!(bed.book().await["refunds"].as_array().unwrap().len(), 1);
 }
 

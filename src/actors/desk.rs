@@ -11,13 +11,15 @@ use tokio::runtime;
 use super::inbox::Inbox;
 pub use super::inbox::ReceiveError;
 use super::order::Orders;
+use super::provider_tasks::TaskWaker;
 use super::sale::Sales;
 use super::transition_writer::WriteError;
 use crate::domain::{
-    Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, Refusal, SaleId,
+    Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, RefundAsk, RefundRefusal,
+    RefundView, Refusal, SaleId,
 };
 pub use crate::domain::{LateRefund, OrderView, SaleView};
-use crate::metrics::{self, Outcome as Counted, WebhookRefusal};
+use crate::metrics::{self, Outcome as Counted, RefundStage, WebhookRefusal};
 pub use crate::provider::webhook::Refused;
 use crate::provider::webhook::Webhooks;
 use crate::signature::Unverified;
@@ -58,6 +60,17 @@ pub enum CancelError {
     /// It is past PENDING.
     #[error("the order is {0} already")]
     TooLate(OrderStatus),
+    /// As for any question.
+    #[error(transparent)]
+    Desk(#[from] DeskError),
+}
+
+/// Why nothing is paid back.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RefundError {
+    /// It can't be.
+    #[error(transparent)]
+    Refused(#[from] RefundRefusal),
     /// As for any question.
     #[error(transparent)]
     Desk(#[from] DeskError),
@@ -104,6 +117,8 @@ pub struct Desk {
     pub sales: Sales,
     /// Where cancellations go.
     pub orders: Orders,
+    /// To be woken when a refund is due.
+    pub tasks: TaskWaker,
     /// The provider's webhooks.
     pub webhooks: Webhooks,
     /// Where they go.
@@ -188,6 +203,19 @@ impl Desk {
             Some(FailureReason::Cancelled) => Ok(order),
             _ => Err(CancelError::TooLate(order.status)),
         }
+    }
+
+    /// Promises a refund of an order that is paid. It is durable then, and paid in the background.
+    pub async fn refund(&self, order: OrderId, ask: RefundAsk) -> Result<RefundView, RefundError> {
+        let refund = self
+            .ask(move |store| async move { store.request_refund(order, &ask).await })
+            .await??;
+        if !refund.replayed {
+            metrics::refund(RefundStage::Due);
+            tracing::info!(order_id = %order, number = refund.number, amount_minor = refund.amount.amount_minor, "a refund is due");
+        }
+        self.tasks.wake();
+        Ok(refund)
     }
 
     /// Takes a request of a payment provider. Once this returns, its event is durable, and will be applied to its order.

@@ -11,6 +11,7 @@ pub mod inbox;
 pub mod order;
 pub mod payment_supervisor;
 pub mod provider_tasks;
+pub mod refunds;
 pub mod releaser;
 pub mod sale;
 pub mod sweeper;

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::sync::Notify;
 
+use super::refunds::Refunds;
 use crate::metrics::{self, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
 use crate::store::{self, Store, Task, TaskKind};
@@ -30,6 +31,8 @@ impl TaskWaker {
 pub struct TaskWorker {
     /// Where the tasks are.
     pub store: Store,
+    /// Where refunds that were paid are noted.
+    pub refunds: Refunds,
     /// Who is owed.
     pub provider: Arc<dyn PaymentProvider>,
     /// Tries before a task becomes a dead letter.
@@ -105,16 +108,13 @@ impl TaskWorker {
     }
 
     async fn refund(&self, task: &Task) -> Result<End, store::Error> {
-        let reference = Reference::of(task.order, task.attempt);
-        Ok(match self.provider.refund(&reference, task.amount).await {
+        let charge = Reference::of(task.order, task.attempt);
+        let refund = Reference::of_refund(task.order, task.attempt, task.refund);
+        Ok(match self.provider.refund(&charge, &refund, task.amount).await {
             RefundOutcome::Refunded => {
-                if self
-                    .store
-                    .refund_done(task.order, task.sale, task.attempt, None)
-                    .await?
-                {
-                    metrics::late_refund(LateRefund::Done);
-                }
+                self.refunds
+                    .paid(task.order, task.sale, task.attempt, task.refund, None)
+                    .await?;
                 End::Done
             }
             RefundOutcome::Refused { code } => End::Never(code),

@@ -86,7 +86,16 @@ pub struct IdempotencyDigest(pub Uuid);
 impl IdempotencyDigest {
     /// The digest of this buyer's key.
     pub fn of(buyer: &Buyer, key: &str) -> Self {
-        let hash = Sha256::new_with_prefix(buyer.as_str())
+        Self::of_parts(buyer.as_str().as_bytes(), key)
+    }
+
+    /// The digest of the key of a refund. It belongs to its order.
+    pub fn of_refund(order: OrderId, key: &str) -> Self {
+        Self::of_parts(order.0.as_bytes(), key)
+    }
+
+    fn of_parts(whose: &[u8], key: &str) -> Self {
+        let hash = Sha256::new_with_prefix(whose)
             .chain_update([0])
             .chain_update(key)
             .finalize();

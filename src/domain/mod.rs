@@ -13,7 +13,10 @@ pub mod views;
 pub use ids::{Buyer, IdempotencyDigest, OrderId, SaleId};
 pub use money::{Currency, Money};
 pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};
-pub use payment::{ChargeName, Found, News, PaymentStatus, Projection, ProviderEvent, project};
+pub use payment::{
+    ChargeName, Found, News, PaymentStatus, Projection, ProviderEvent, RefundAsk, RefundName, RefundReason,
+    RefundRefusal, RefundView, project,
+};
 pub use purchase::{Accepted, Purchase, Refusal};
 pub use sale::{NewSale, Phase, Sale, Stock};
 pub use views::{LateRefund, OrderView, SaleView};

@@ -1,7 +1,7 @@
 //! An order's life: the one table of statuses, events and effects. Production code, tests and database are held to it.
 //!
 //! ```text
-//! PENDING --Claim--> PROCESSING --ChargeSucceeded--> PAID --Refunded--> REFUNDED
+//! PENDING --Claim--> PROCESSING --ChargeSucceeded--> PAID --Refunded, RefundedAndReturned--> REFUNDED
 //!    |                    |
 //!    '--Swept, Cancelled--'--ChargeDeclined, ChargeNotSent, ChargeVoided, GivenUp--> FAILED
 //! ```
@@ -142,13 +142,15 @@ pub enum Event {
     Cancelled,
     /// The seller has called the sale off.
     SaleCancelled,
-    /// The provider has paid the money back.
+    /// The provider has paid all of the money back.
     Refunded,
+    /// The same, and the units go back into stock.
+    RefundedAndReturned,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Claim,
         Self::TakeOver,
         Self::ChargeSucceeded,
@@ -160,6 +162,7 @@ impl Event {
         Self::Cancelled,
         Self::SaleCancelled,
         Self::Refunded,
+        Self::RefundedAndReturned,
     ];
 }
 
@@ -178,12 +181,12 @@ pub enum Effect {
     VerifyVoidLater,
     /// Write the charge into the ledger.
     RecordCharge,
-    /// Write the refund into the ledger.
-    RecordRefund,
     /// Move the units from held to sold.
     SellUnits,
     /// Move the units from held back to available, give the allowance back, and tell the gate.
     ReleaseUnits,
+    /// Move the units from sold back to available, give the allowance back, and tell the gate.
+    ReturnUnits,
     /// Money came for an order that failed: write down that it is due back.
     RefundLateCharge,
 }
@@ -251,7 +254,9 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         }
         (S::Processing, E::GivenUp) => fail(R::Swept, &[F::ResolvePaymentLater, F::ReleaseUnits]),
 
-        (S::Paid, E::Refunded) => to(S::Refunded, &[F::RecordRefund]),
+        // The last refund's own rows are written in the same transaction, by whoever heard of it.
+        (S::Paid, E::Refunded) => to(S::Refunded, &[]),
+        (S::Paid, E::RefundedAndReturned) => to(S::Refunded, &[F::ReturnUnits]),
 
         // Late money changes no status: the order stays failed, and the buyer gets the money back.
         (S::Failed, E::ChargeSucceeded) => to(S::Failed, &[F::RefundLateCharge]),
@@ -304,6 +309,11 @@ mod tests {
                     "{status} {event:?}"
                 );
                 assert_eq!(t.reason.is_some(), releases);
+                let returns = t.effects.contains(&Effect::ReturnUnits);
+                assert!(
+                    !returns || (status == OrderStatus::Paid && t.to == OrderStatus::Refunded),
+                    "{status} {event:?}"
+                );
                 let sells = t.effects.contains(&Effect::SellUnits);
                 assert_eq!(sells, t.to == OrderStatus::Paid, "{status} {event:?}");
                 assert_eq!(sells, t.effects.contains(&Effect::RecordCharge));

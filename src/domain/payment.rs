@@ -1,6 +1,6 @@
 //! What a provider tells of a charge by itself, and what that means for an order. Pure, like the table of transitions.
 
-use super::{Event, Money, OrderId, OrderStatus};
+use super::{Event, IdempotencyDigest, Money, OrderId, OrderStatus};
 
 /// Where a payment stands. In the database its name in capitals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -129,6 +129,38 @@ pub struct ProviderEvent {
     pub amount: Option<Money>,
     /// The provider's word for why, for a charge that was declined.
     pub code: Option<String>,
+    /// The refund that it is about, if it is about one of ours.
+    pub refund: Option<RefundName>,
+}
+
+/// Which refund of a charge: 0 for money that came too late, otherwise its own number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RefundName {
+    /// The charge.
+    pub charge: ChargeName,
+    /// Which of its refunds.
+    pub number: i32,
+}
+
+impl RefundName {
+    /// Reads `<order>:<attempt>:refund` or `<order>:<attempt>:refund:<number>`, as we named the refund at the provider.
+    pub fn parse(reference: &str) -> Option<Self> {
+        let (charge, rest) = reference.split_once(":refund")?;
+        let number = match rest {
+            "" => 0,
+            rest => {
+                let number = rest.strip_prefix(':')?;
+                number
+                    .parse()
+                    .ok()
+                    .filter(|n: &i32| *n > 0 && n.to_string() == number)?
+            }
+        };
+        Some(Self {
+            charge: ChargeName::parse(charge)?,
+            number,
+        })
+    }
 }
 
 /// Which charge: the order and the attempt at charging it.
@@ -151,6 +183,81 @@ impl ChargeName {
         };
         (format!("{}:{}", name.order, name.attempt) == reference).then_some(name)
     }
+}
+
+/// A wish to pay back what a buyer has paid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefundAsk {
+    /// How much; all that is left when `None`.
+    pub amount_minor: Option<i64>,
+    /// The order's units go back into stock once all of its money is back. Only with the refund of all that is left.
+    pub return_units: bool,
+    /// Why.
+    pub reason: RefundReason,
+    /// The request's name: a repeat finds its refund.
+    pub digest: IdempotencyDigest,
+}
+
+/// Why money is paid back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefundReason {
+    /// Somebody asked for it.
+    Requested,
+    /// The sale was called off.
+    SaleCancelled,
+}
+
+impl RefundReason {
+    /// Its name in the database.
+    pub fn as_sql(self) -> &'static str {
+        match self {
+            Self::Requested => "requested",
+            Self::SaleCancelled => "sale_cancelled",
+        }
+    }
+}
+
+/// A refund as it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefundView {
+    /// Of which order.
+    pub order: OrderId,
+    /// Which of its refunds, from 1.
+    pub number: i32,
+    /// How much.
+    pub amount: Money,
+    /// Whether the units go back.
+    pub return_units: bool,
+    /// The provider has paid it.
+    pub done: bool,
+    /// An earlier request with the same key had made it.
+    pub replayed: bool,
+}
+
+/// Why nothing is paid back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RefundRefusal {
+    /// No such order.
+    #[error("there is no such order")]
+    NotFound,
+    /// It isn't paid, or is paid back already.
+    #[error("the order is {status}")]
+    NotRefundable {
+        /// What it is.
+        status: OrderStatus,
+    },
+    /// More than is left.
+    #[error("{left_minor} are left to be paid back")]
+    Exceeds {
+        /// So much is left.
+        left_minor: i64,
+    },
+    /// Units go back only with all of the money.
+    #[error("units go back only with all that is left")]
+    ReturnNeedsAll,
+    /// The key belongs to another refund of this order.
+    #[error("the key belongs to another refund")]
+    KeyReused,
 }
 
 /// An order and its payment as an event finds them.
@@ -187,7 +294,8 @@ pub fn project(news: News, found: Found) -> Projection {
         News::Succeeded => Projection::LateCharge,
         News::Declined if being_charged => Projection::Settle(Event::ChargeDeclined),
         News::Voided if being_charged => Projection::Settle(Event::ChargeVoided),
-        News::Refunded if found.payment == PaymentStatus::RefundDue => Projection::RefundDone,
+        // Which of the refunds it is, and whether it was due, the rows know.
+        News::Refunded if found.payment.has_money() => Projection::RefundDone,
         News::Declined | News::Voided | News::Refunded | News::Other => Projection::NoChange,
     }
 }
@@ -268,6 +376,30 @@ mod tests {
                 !in_order || project(news, found) != Projection::LateCharge,
                 "{news:?} {found:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_refund_has_one_name() {
+        let charge = ChargeName {
+            order: OrderId::fresh(),
+            attempt: 1,
+        };
+        let base = format!("{}:1", charge.order);
+        for (text, number) in [(":refund", 0), (":refund:1", 1), (":refund:12", 12)] {
+            let name = RefundName { charge, number };
+            assert_eq!(RefundName::parse(&format!("{base}{text}")), Some(name));
+        }
+        for wrong in [
+            "",
+            ":refund:",
+            ":refund:0",
+            ":refund:01",
+            ":refund:+1",
+            ":refunds",
+            ":refund:x",
+        ] {
+            assert_eq!(RefundName::parse(&format!("{base}{wrong}")), None, "{wrong}");
         }
     }
 

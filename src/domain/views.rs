@@ -36,6 +36,10 @@ pub struct OrderView {
     pub attempt: i32,
     /// Money that came too late and goes back, if there is any.
     pub late_refund: Option<LateRefund>,
+    /// What of it has been paid back on request, in minor units.
+    pub refunded_minor: i64,
+    /// What has been promised back and isn't confirmed by the provider yet, in minor units.
+    pub refund_due_minor: i64,
     /// When it was taken.
     pub created_at: Timestamp,
     /// When its status last changed.

@@ -152,8 +152,11 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::actors::desk::{CancelError, DeskError, Health, Received, WebhookError};
-    use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
+    use crate::actors::desk::{CancelError, DeskError, Health, Received, RefundError, WebhookError};
+    use crate::domain::{
+        Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView, Refusal, SaleId,
+        SaleView,
+    };
 
     /// A desk that nobody asks anything.
     struct Empty;
@@ -175,6 +178,9 @@ mod tests {
             Err(DeskError::NotFound)
         }
         async fn cancel(&self, _: OrderId, _: &Buyer) -> Result<OrderView, CancelError> {
+            Err(DeskError::NotFound.into())
+        }
+        async fn refund(&self, _: OrderId, _: RefundAsk) -> Result<RefundView, RefundError> {
             Err(DeskError::NotFound.into())
         }
         async fn webhook(

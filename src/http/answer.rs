@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::actors::desk::Received;
-use crate::domain::{Accepted, LateRefund, OrderId, OrderStatus, OrderView, Phase, SaleId, SaleView};
+use crate::domain::{
+    Accepted, LateRefund, OrderId, OrderStatus, OrderView, Phase, RefundView, SaleId, SaleView,
+};
 
 /// Set on an answer that an earlier request with the same key had got.
 pub(super) const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -74,6 +76,17 @@ struct AcceptedBody<'a> {
     created_at: Timestamp,
 }
 
+/// A refund as it stands.
+#[derive(Serialize)]
+struct RefundBody<'a> {
+    order_id: OrderId,
+    refund: i32,
+    amount_minor: i64,
+    currency: &'a str,
+    return_units: bool,
+    status: &'static str,
+}
+
 /// A webhook that is written down.
 #[derive(Serialize)]
 struct WebhookBody {
@@ -94,6 +107,8 @@ struct OrderBody<'a> {
     failure_reason: Option<&'static str>,
     attempt: i32,
     late_refund: Option<&'static str>,
+    refunded_minor: i64,
+    refund_due_minor: i64,
     updated_at: Timestamp,
 }
 
@@ -140,8 +155,29 @@ pub(super) fn order(view: &OrderView) -> Response<Full<Bytes>> {
             LateRefund::Due => "due",
             LateRefund::Done => "done",
         }),
+        refunded_minor: view.refunded_minor,
+        refund_due_minor: view.refund_due_minor,
         updated_at: view.updated_at,
     })
+}
+
+/// 202 with a refund that is promised, or has been paid since.
+pub(super) fn refund(view: &RefundView) -> Response<Full<Bytes>> {
+    let mut response = ok(&RefundBody {
+        order_id: view.order,
+        refund: view.number,
+        amount_minor: view.amount.amount_minor,
+        currency: view.amount.currency.as_str(),
+        return_units: view.return_units,
+        status: if view.done { "done" } else { "due" },
+    });
+    *response.status_mut() = StatusCode::ACCEPTED;
+    if view.replayed {
+        response
+            .headers_mut()
+            .insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
 }
 
 /// 200 to the provider: it is written down, now or before, and need not come again.

@@ -4,8 +4,10 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use crate::actors::Desk;
-use crate::actors::desk::{CancelError, DeskError, Health, Received, WebhookError};
-use crate::domain::{Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, Refusal, SaleId, SaleView};
+use crate::actors::desk::{CancelError, DeskError, Health, Received, RefundError, WebhookError};
+use crate::domain::{
+    Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView, Refusal, SaleId, SaleView,
+};
 
 /// The desk behind the front door. A trait only so that the door can be tested without an engine behind it.
 ///
@@ -36,6 +38,13 @@ pub trait FrontDesk: Send + Sync + 'static {
         id: OrderId,
         buyer: &Buyer,
     ) -> impl Future<Output = Result<OrderView, CancelError>> + Send;
+
+    /// Promises a refund of an order that is paid.
+    fn refund(
+        &self,
+        order: OrderId,
+        ask: RefundAsk,
+    ) -> impl Future<Output = Result<RefundView, RefundError>> + Send;
 
     /// Takes a request of a payment provider: verified, written down, and applied later.
     fn webhook(
@@ -81,6 +90,14 @@ impl FrontDesk for Desk {
         buyer: &Buyer,
     ) -> impl Future<Output = Result<OrderView, CancelError>> + Send {
         Desk::cancel(self, id, buyer)
+    }
+
+    fn refund(
+        &self,
+        order: OrderId,
+        ask: RefundAsk,
+    ) -> impl Future<Output = Result<RefundView, RefundError>> + Send {
+        Desk::refund(self, order, ask)
     }
 
     fn webhook(

@@ -13,8 +13,8 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::settings;
-use crate::actors::desk::{CancelError, DeskError, ReceiveError, Refused, WebhookError};
-use crate::domain::{OrderStatus, Refusal};
+use crate::actors::desk::{CancelError, DeskError, ReceiveError, RefundError, Refused, WebhookError};
+use crate::domain::{OrderStatus, RefundRefusal, Refusal};
 
 /// The problem that nearly everybody gets in a flash sale, ready to be sent. A test holds it against [`Problem::SoldOut`].
 const SOLD_OUT: &str = concat!(
@@ -51,6 +51,8 @@ pub(super) enum Problem {
     NotOpen { opens_at: Timestamp },
     Closed { closes_at: Timestamp },
     OrderNotCancellable { status: OrderStatus },
+    OrderNotRefundable { status: OrderStatus },
+    RefundExceeds { left_minor: i64 },
     PayloadTooLarge { max_bytes: usize },
     UnsupportedMediaType,
     IdempotencyKeyReused,
@@ -130,6 +132,8 @@ impl Problem {
             Self::OrderNotCancellable { .. } => {
                 ("order_not_cancellable", S::CONFLICT, "Order not cancellable")
             }
+            Self::OrderNotRefundable { .. } => ("order_not_refundable", S::CONFLICT, "Order not refundable"),
+            Self::RefundExceeds { .. } => ("refund_exceeds", S::CONFLICT, "Refund exceeds what is left"),
             Self::PayloadTooLarge { .. } => ("payload_too_large", S::PAYLOAD_TOO_LARGE, "Payload too large"),
             Self::UnsupportedMediaType => (
                 "unsupported_media_type",
@@ -153,8 +157,7 @@ impl Problem {
         match self {
             Self::InvalidField(_) => "the request is not what it must be; nothing was done".into(),
             Self::IdempotencyKeyMissing => {
-                "a purchase needs the header Idempotency-Key: a name that the client makes for it and sends again with \
-                 every retry"
+                "this needs the header Idempotency-Key: a name that the client makes for it and sends again with every retry"
                     .into()
             }
             Self::IdempotencyKeyInvalid => {
@@ -182,12 +185,18 @@ impl Problem {
             Self::OrderNotCancellable { status } => {
                 format!("only a pending order can be cancelled, this one is {status}").into()
             }
+            Self::OrderNotRefundable { status } => {
+                format!("only a paid order can be paid back, this one is {status}").into()
+            }
+            Self::RefundExceeds { left_minor } => {
+                format!("{left_minor} minor units are left to be paid back; nothing was done").into()
+            }
             Self::PayloadTooLarge { max_bytes } => format!("a body may have {max_bytes} bytes").into(),
             Self::UnsupportedMediaType => {
                 "the body must be application/json in UTF-8, without a content encoding".into()
             }
             Self::IdempotencyKeyReused => {
-                "this key belongs to an earlier purchase of another quantity; a new purchase needs a new key".into()
+                "this key belongs to an earlier request with another body; a new one needs a new key".into()
             }
             Self::Internal => "this went wrong on our side".into(),
             Self::Overloaded { .. } => "too many requests are waiting; nothing was done".into(),
@@ -265,10 +274,11 @@ impl Serialize for Problem {
             }
             Self::NotOpen { opens_at } => map.serialize_entry("opens_at", opens_at)?,
             Self::Closed { closes_at } => map.serialize_entry("closes_at", closes_at)?,
-            Self::OrderNotCancellable { status } => {
+            Self::OrderNotCancellable { status } | Self::OrderNotRefundable { status } => {
                 // The order's status, as in an order. RFC 9457 keeps the member `status` for the code, hence the other name.
                 map.serialize_entry("order_status", status.as_str())?;
             }
+            Self::RefundExceeds { left_minor } => map.serialize_entry("left_minor", left_minor)?,
             _ => {}
         }
         map.end()
@@ -301,6 +311,23 @@ impl From<CancelError> for Problem {
             CancelError::TooLate(OrderStatus::Rejected) => Self::OrderNotFound,
             CancelError::TooLate(status) => Self::OrderNotCancellable { status },
             CancelError::Desk(error) => Self::about_order(&error),
+        }
+    }
+}
+
+impl From<RefundError> for Problem {
+    fn from(error: RefundError) -> Self {
+        match error {
+            RefundError::Refused(RefundRefusal::NotFound) => Self::OrderNotFound,
+            RefundError::Refused(RefundRefusal::NotRefundable { status }) => {
+                Self::OrderNotRefundable { status }
+            }
+            RefundError::Refused(RefundRefusal::Exceeds { left_minor }) => Self::RefundExceeds { left_minor },
+            RefundError::Refused(RefundRefusal::ReturnNeedsAll) => {
+                Self::field("return_units", "true only with the refund of all that is left")
+            }
+            RefundError::Refused(RefundRefusal::KeyReused) => Self::IdempotencyKeyReused,
+            RefundError::Desk(error) => Self::about_order(&error),
         }
     }
 }
@@ -348,6 +375,10 @@ mod tests {
             Problem::OrderNotCancellable {
                 status: OrderStatus::Paid,
             },
+            Problem::OrderNotRefundable {
+                status: OrderStatus::Failed,
+            },
+            Problem::RefundExceeds { left_minor: 40 },
             Problem::PayloadTooLarge { max_bytes: 16384 },
             Problem::UnsupportedMediaType,
             Problem::IdempotencyKeyReused,

@@ -10,6 +10,7 @@ pub(super) enum Route {
     Orders,
     Order,
     Cancel,
+    Refund,
     Webhook,
     Livez,
     Readyz,
@@ -17,12 +18,13 @@ pub(super) enum Route {
 }
 
 impl Route {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Sales,
         Self::Sale,
         Self::Orders,
         Self::Order,
         Self::Cancel,
+        Self::Refund,
         Self::Webhook,
         Self::Livez,
         Self::Readyz,
@@ -37,6 +39,7 @@ impl Route {
             Self::Orders => "/v1/sales/{id}/orders",
             Self::Order => "/v1/orders/{id}",
             Self::Cancel => "/v1/orders/{id}/cancel",
+            Self::Refund => "/v1/orders/{id}/refund",
             Self::Webhook => "/v1/webhooks/{provider}",
             Self::Livez => "/livez",
             Self::Readyz => "/readyz",
@@ -48,7 +51,7 @@ impl Route {
     pub(super) const fn allow(self) -> &'static str {
         match self {
             Self::Sales => "GET, HEAD, POST",
-            Self::Orders | Self::Cancel | Self::Webhook => "POST",
+            Self::Orders | Self::Cancel | Self::Refund | Self::Webhook => "POST",
             Self::Sale | Self::Order | Self::Livez | Self::Readyz | Self::Metrics => "GET, HEAD",
         }
     }

@@ -87,6 +87,8 @@ labels! {
         Webhook = "webhook",
         /// The buyer, by cancelling.
         Buyer = "buyer",
+        /// The seller, by paying back or calling a sale off.
+        Seller = "seller",
     }
 
     /// What a batch does.
@@ -152,6 +154,14 @@ labels! {
         /// Written down, in the commit that found the money.
         Due = "due",
         /// The provider has paid it back.
+        Done = "done",
+    }
+
+    /// How far a refund that was asked for is.
+    RefundStage {
+        /// Promised, and written down.
+        Due = "due",
+        /// The provider has paid it.
         Done = "done",
     }
 

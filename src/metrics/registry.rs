@@ -11,7 +11,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
 };
 use super::sales::Sales;
 use super::{ALL, Kind, Metric};
@@ -122,6 +122,7 @@ pub(super) struct Registry {
     pub(super) orders_in_doubt: Gauge,
     pub(super) in_doubt_oldest_seconds: Gauge,
     pub(super) late_refunds: Family<Counter>,
+    pub(super) refunds: Family<Counter>,
     pub(super) dead_letters: Gauge,
     webhook_deliveries: Vec<Counter>,
     pub(super) webhooks_refused: Family<Counter>,
@@ -198,6 +199,7 @@ impl Registry {
             orders_in_doubt: make.gauge(super::ORDERS_IN_DOUBT, &[]),
             in_doubt_oldest_seconds: make.gauge(super::IN_DOUBT_OLDEST_SECONDS, &[]),
             late_refunds: Family::new(|stage: LateRefund| make.counter(super::LATE_REFUNDS, &[stage.text()])),
+            refunds: Family::new(|stage: RefundStage| make.counter(super::REFUNDS, &[stage.text()])),
             dead_letters: make.gauge(super::DEAD_LETTERS, &[]),
             webhook_deliveries: known_deliveries(&make),
             webhooks_refused: Family::new(|why: WebhookRefusal| {
@@ -406,8 +408,7 @@ fn who(event: Event) -> &'static [By] {
         Event::ChargeVoided => &[By::Sweeper, By::Webhook],
         Event::ChargeSucceeded | Event::ChargeDeclined => &[By::Payment, By::Sweeper, By::Webhook],
         Event::Cancelled => &[By::Buyer],
-        // A paid order is refunded, and a sale called off, by nobody yet.
-        Event::SaleCancelled | Event::Refunded => &[],
+        Event::SaleCancelled | Event::Refunded | Event::RefundedAndReturned => &[By::Seller],
     }
 }
 

@@ -69,10 +69,15 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
         })
     }
 
-    fn refund<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, RefundOutcome> {
+    fn refund<'a>(
+        &'a self,
+        charge: &'a Reference,
+        refund: &'a Reference,
+        amount: Money,
+    ) -> BoxFuture<'a, RefundOutcome> {
         Box::pin(async move {
             let since = Instant::now();
-            let outcome = self.0.refund(reference, amount).await;
+            let outcome = self.0.refund(charge, refund, amount).await;
             let label = match &outcome {
                 RefundOutcome::Refunded => ProviderOutcome::Succeeded,
                 RefundOutcome::Refused { .. } => ProviderOutcome::Declined,

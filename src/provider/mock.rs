@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
-use crate::domain::{ChargeName, Currency, Money, News, ProviderEvent};
+use crate::domain::{ChargeName, Currency, Money, News, ProviderEvent, RefundName};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -152,6 +152,7 @@ struct Told {
     amount_minor: Option<i64>,
     currency: Option<String>,
     decline_code: Option<String>,
+    refund: Option<String>,
 }
 
 /// The longest decline code that is kept, in characters.
@@ -185,6 +186,7 @@ pub fn read_event(body: &[u8]) -> Option<ProviderEvent> {
                 currency,
             }),
         code,
+        refund: told.refund.as_deref().and_then(RefundName::parse),
     })
 }
 
@@ -272,11 +274,16 @@ impl PaymentProvider for MockProvider {
         })
     }
 
-    fn refund<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, RefundOutcome> {
+    fn refund<'a>(
+        &'a self,
+        charge: &'a Reference,
+        refund: &'a Reference,
+        amount: Money,
+    ) -> BoxFuture<'a, RefundOutcome> {
         Box::pin(async move {
-            let path = format!("/charges/{}/refunds", reference.as_str());
+            let path = format!("/charges/{}/refunds", charge.as_str());
             let body = json!({
-                "reference": format!("{}:refund", reference.as_str()),
+                "reference": refund.as_str(),
                 "amount_minor": amount.amount_minor,
             });
             match self.exchange(Method::POST, &path, Some(body)).await {

@@ -23,6 +23,14 @@ impl Reference {
         Self(format!("{order}:{attempt}"))
     }
 
+    /// The name of a refund of this attempt's charge: number 0 for money that came too late, and otherwise the refund's own.
+    pub fn of_refund(order: OrderId, attempt: i32, number: i32) -> Self {
+        Self(match number {
+            0 => format!("{order}:{attempt}:refund"),
+            number => format!("{order}:{attempt}:refund:{number}"),
+        })
+    }
+
     /// Its text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -121,6 +129,11 @@ pub trait PaymentProvider: Send + Sync + 'static {
     fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup>;
     /// Makes sure that a charge can't succeed any more.
     fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome>;
-    /// Pays a whole charge back, once per charge.
-    fn refund<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, RefundOutcome>;
+    /// Pays a charge back, or a part of it, under the refund's own name. Idempotent by that.
+    fn refund<'a>(
+        &'a self,
+        charge: &'a Reference,
+        refund: &'a Reference,
+        amount: Money,
+    ) -> BoxFuture<'a, RefundOutcome>;
 }

@@ -56,6 +56,8 @@ pub struct DueEvent {
     pub amount: Option<Money>,
     /// The provider's word for why.
     pub code: Option<String>,
+    /// Which of the charge's refunds it is about, if it is about one.
+    pub refund: Option<i32>,
     /// How often it was taken, this time included.
     pub tries: i32,
     /// What it meets; `None` while its order or payment isn't there.
@@ -194,9 +196,9 @@ impl Store {
             let new: Vec<(String, String)> = sqlx::query_as(
                 "WITH written AS (
                     INSERT INTO provider_events
-                        (provider, event_id, kind, news, order_id, attempt, amount_minor, currency, code, body, deliveries)
+                        (provider, event_id, kind, news, order_id, attempt, amount_minor, currency, code, body, deliveries, refund)
                     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::int[],
-                                         $7::bigint[], $8::text[], $9::text[], $10::text[], $11::int[])
+                                         $7::bigint[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[])
                     ON CONFLICT ON CONSTRAINT provider_events_once
                         DO UPDATE SET deliveries = provider_events.deliveries + excluded.deliveries
                     RETURNING provider, event_id, (xmax = 0) AS is_new
@@ -219,6 +221,12 @@ impl Store {
             .bind(events.values().map(|(d, _)| d.event.code.as_deref()).collect::<Vec<_>>())
             .bind(events.values().map(|(d, _)| d.body.as_str()).collect::<Vec<_>>())
             .bind(events.values().map(|(_, times)| *times).collect::<Vec<_>>())
+            .bind(
+                events
+                    .values()
+                    .map(|(d, _)| d.event.refund.map(|refund| refund.number))
+                    .collect::<Vec<_>>(),
+            )
             .fetch_all(&mut *tx)
             .await?;
             sqlx::query(
@@ -269,7 +277,7 @@ impl Store {
                     FROM due d WHERE e.provider = d.provider AND e.event_id = d.event_id
                     RETURNING e.*
                 )
-                SELECT t.provider, t.event_id, t.news, t.order_id, t.attempt, t.amount_minor, t.currency, t.code, t.tries,
+                SELECT t.provider, t.event_id, t.news, t.order_id, t.attempt, t.amount_minor, t.currency, t.code, t.tries, t.refund,
                        o.sale_id, o.fence, o.status::text AS status, o.attempt AS current_attempt,
                        p.status AS payment, p.amount_minor AS charge_minor, p.currency AS charge_currency
                 FROM taken t
@@ -423,6 +431,7 @@ fn due_event(row: &PgRow) -> Result<DueEvent, Error> {
         }),
         amount: money("amount_minor", "currency")?,
         code: row.try_get("code")?,
+        refund: row.try_get("refund")?,
         tries: row.try_get("tries")?,
         met,
     })

@@ -146,7 +146,11 @@ impl Store {
                         o.failure_reason, o.attempt, micros(o.created_at) AS created_at_us,
                         micros(o.updated_at) AS updated_at_us,
                         (SELECT bool_and(p.status = 'REFUNDED') FROM payments p
-                         WHERE p.order_id = o.id AND p.status IN ('REFUND_DUE', 'REFUNDED')) AS refunded
+                         WHERE p.order_id = o.id AND p.status IN ('REFUND_DUE', 'REFUNDED')) AS refunded,
+                        (SELECT coalesce(sum(r.amount_minor), 0)::bigint FROM refunds r
+                         WHERE r.order_id = o.id AND r.status = 'DONE') AS refunded_minor,
+                        (SELECT coalesce(sum(r.amount_minor), 0)::bigint FROM refunds r
+                         WHERE r.order_id = o.id AND r.status = 'DUE') AS refund_due_minor
                  FROM orders o JOIN sales s ON s.id = o.sale_id
                  WHERE o.id = $1 AND o.status <> 'REJECTED'",
             )
@@ -208,6 +212,8 @@ fn order_view(row: &PgRow) -> Result<OrderView, Error> {
         late_refund: row
             .try_get::<Option<bool>, _>("refunded")?
             .map(|done| if done { LateRefund::Done } else { LateRefund::Due }),
+        refunded_minor: row.try_get("refunded_minor")?,
+        refund_due_minor: row.try_get("refund_due_minor")?,
         created_at: timestamp(row.try_get("created_at_us")?),
         updated_at: timestamp(row.try_get("updated_at_us")?),
     })

@@ -4,7 +4,7 @@ use futures_util::TryStreamExt;
 use sqlx::Row;
 
 use super::{Error, Store, commit};
-use crate::domain::{Buyer, IdempotencyDigest, OrderId, OrderStatus, SaleId};
+use crate::domain::{Buyer, IdempotencyDigest, OrderId, SaleId};
 use crate::metrics::Pool;
 
 /// An order as the gate must know it.
@@ -59,21 +59,24 @@ impl Store {
             let mut orders = Vec::new();
             {
                 let mut rows = sqlx::query(
-                    "SELECT id, buyer, idempotency_digest, quantity, status::text AS status
-                 FROM orders WHERE sale_id = $1 AND idempotency_digest IS NOT NULL",
+                    // What was paid back and not returned into stock is the buyer's share of the sale all the same.
+                    "SELECT id, buyer, idempotency_digest, quantity,
+                        CASE status WHEN 'REFUNDED' THEN NOT EXISTS (
+                            SELECT FROM stock_entries e WHERE e.sale_id = $1 AND e.order_id = o.id AND e.kind = 'RELEASE')
+                        ELSE status IN ('PENDING', 'PROCESSING', 'PAID') END AS holds
+                 FROM orders o WHERE sale_id = $1 AND idempotency_digest IS NOT NULL",
                 )
                 .bind(sale.0)
                 .fetch(&mut *tx);
                 while let Some(row) = rows.try_next().await? {
                     let buyer: &str = row.try_get("buyer")?;
-                    let status = OrderStatus::from_sql(row.try_get("status")?);
                     orders.push(KnownOrder {
                         order: OrderId(row.try_get("id")?),
                         buyer: Buyer::parse(buyer)
                             .ok_or_else(|| Error::Unexpected(format!("unreadable buyer {buyer}")))?,
                         digest: IdempotencyDigest(row.try_get("idempotency_digest")?),
                         quantity: row.try_get("quantity")?,
-                        holds: status.is_some_and(|status| status.is_open() || status == OrderStatus::Paid),
+                        holds: row.try_get("holds")?,
                     });
                 }
             }

@@ -12,7 +12,7 @@ use crate::metrics::Pool;
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskKind {
-    /// Pay a late charge back.
+    /// Pay a charge back, or a part of it.
     Refund,
     /// Find out what became of a charge whose order is over.
     Resolve,
@@ -45,9 +45,11 @@ pub struct Task {
     pub attempt: i32,
     /// What is to be done.
     pub kind: TaskKind,
+    /// Which refund of the charge; 0 for money that came too late.
+    pub refund: i32,
     /// How often it was tried, this time included.
     pub tries: i32,
-    /// The charge's amount.
+    /// The amount of the refund, or of the charge.
     pub amount: Money,
 }
 
@@ -62,6 +64,8 @@ pub struct DeadLetter {
     pub attempt: i32,
     /// Its kind, as in the database.
     pub kind: String,
+    /// Which refund of the charge; 0 for money that came too late.
+    pub refund: i32,
     /// How often it was tried.
     pub tries: i32,
     /// What was seen last.
@@ -117,7 +121,7 @@ impl Store {
             .await?
             .rows_affected();
             if recorded == 1 {
-                delete_task(&mut tx, order, sale, attempt, TaskKind::Resolve).await?;
+                delete_task(&mut tx, order, sale, attempt, TaskKind::Resolve, 0).await?;
             }
             commit(tx).await?;
             Ok(recorded == 1)
@@ -150,7 +154,7 @@ impl Store {
             let mut conn = self.held(Pool::Settle).await?;
             let rows = sqlx::query(
                 "WITH due AS MATERIALIZED (
-                    SELECT order_id, sale_id, attempt, kind FROM provider_tasks
+                    SELECT order_id, sale_id, attempt, kind, refund FROM provider_tasks
                     WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED
                 )
                 UPDATE provider_tasks t
@@ -159,8 +163,12 @@ impl Store {
                         + least(300, power(2, least(t.tries, 20))) * interval '1 second'
                 FROM due d, payments p
                 WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
+                  AND t.refund = d.refund
                   AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
-                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.tries, p.amount_minor, p.currency",
+                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.refund, t.tries, p.currency,
+                    coalesce((SELECT r.amount_minor FROM refunds r
+                              WHERE r.order_id = t.order_id AND r.number = t.refund AND r.sale_id = t.sale_id),
+                             p.amount_minor) AS amount_minor",
             )
             .bind(limit)
             .bind(loan.as_millis() as i64)
@@ -175,46 +183,12 @@ impl Store {
                         attempt: row.try_get("attempt")?,
                         kind: TaskKind::from_sql(kind)
                             .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
+                        refund: row.try_get("refund")?,
                         tries: row.try_get("tries")?,
                         amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
                     })
                 })
                 .collect()
-        })
-        .await
-    }
-
-    /// The provider has paid a late charge back, as it answered or as its event said. Returns whether this call was the one that
-    /// noted it.
-    pub async fn refund_done(
-        &self,
-        order: OrderId,
-        sale: SaleId,
-        attempt: i32,
-        provider_event: Option<&str>,
-    ) -> Result<bool, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
-            let mut tx = conn.begin().await?;
-            let noted = sqlx::query(
-                "WITH paid_back AS (
-                UPDATE payments SET status = 'REFUNDED', updated_at = clock_timestamp()
-                WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'REFUND_DUE'
-                RETURNING order_id, sale_id, attempt, amount_minor, currency
-            )
-            INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency, provider_event_id)
-            SELECT order_id, sale_id, attempt, 'REFUND', amount_minor, currency, $4 FROM paid_back",
-            )
-            .bind(order.0)
-            .bind(sale.0)
-            .bind(attempt)
-            .bind(provider_event)
-            .execute(&mut *tx)
-            .await?
-            .rows_affected();
-            delete_task(&mut tx, order, sale, attempt, TaskKind::Refund).await?;
-            commit(tx).await?;
-            Ok(noted == 1)
         })
         .await
     }
@@ -240,7 +214,7 @@ impl Store {
             .bind(decline_code)
             .execute(&mut *tx)
             .await?;
-            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve).await?;
+            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve, 0).await?;
             commit(tx).await
         })
         .await
@@ -251,7 +225,15 @@ impl Store {
         self.decided(async {
             let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
-            delete_task(&mut tx, task.order, task.sale, task.attempt, task.kind).await?;
+            delete_task(
+                &mut tx,
+                task.order,
+                task.sale,
+                task.attempt,
+                task.kind,
+                task.refund,
+            )
+            .await?;
             commit(tx).await
         })
         .await
@@ -262,14 +244,15 @@ impl Store {
         self.decided(async {
             let mut conn = self.held(Pool::Settle).await?;
             sqlx::query(
-                "UPDATE provider_tasks SET last_error = $5,
+                "UPDATE provider_tasks SET last_error = $6,
                 due_at = clock_timestamp() + least(300, power(2, least(tries - 1, 20))) * interval '1 second'
-             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
+             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4 AND refund = $5",
             )
             .bind(task.order.0)
             .bind(task.sale.0)
             .bind(task.attempt)
             .bind(task.kind.as_sql())
+            .bind(task.refund)
             .bind(error)
             .execute(&mut **conn)
             .await?;
@@ -284,18 +267,20 @@ impl Store {
             let mut conn = self.held(Pool::Settle).await?;
             sqlx::query(
                 "WITH dead AS (
-                DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4
-                RETURNING order_id, sale_id, attempt, kind, tries
+                DELETE FROM provider_tasks
+                WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4 AND refund = $5
+                RETURNING order_id, sale_id, attempt, kind, refund, tries
             )
-            INSERT INTO dead_letters (order_id, sale_id, attempt, kind, tries, last_error)
-            SELECT order_id, sale_id, attempt, kind, tries, $5 FROM dead
-            ON CONFLICT (order_id, attempt, kind, sale_id) DO UPDATE
+            INSERT INTO dead_letters (order_id, sale_id, attempt, kind, refund, tries, last_error)
+            SELECT order_id, sale_id, attempt, kind, refund, tries, $6 FROM dead
+            ON CONFLICT (order_id, attempt, kind, refund, sale_id) DO UPDATE
                 SET tries = dead_letters.tries + excluded.tries, last_error = excluded.last_error",
             )
             .bind(task.order.0)
             .bind(task.sale.0)
             .bind(task.attempt)
             .bind(task.kind.as_sql())
+            .bind(task.refund)
             .bind(error)
             .execute(&mut **conn)
             .await?;
@@ -308,18 +293,19 @@ impl Store {
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, Error> {
         self.asked(async {
             let mut conn = self.held(Pool::Read).await?;
-            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, String)>(
-                "SELECT order_id, sale_id, attempt, kind, tries, last_error FROM dead_letters ORDER BY created_at",
+            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, i32, String)>(
+                "SELECT order_id, sale_id, attempt, kind, refund, tries, last_error FROM dead_letters ORDER BY created_at",
             )
             .fetch_all(&mut **conn)
             .await?;
             Ok(rows
                 .into_iter()
-                .map(|(order, sale, attempt, kind, tries, last_error)| DeadLetter {
+                .map(|(order, sale, attempt, kind, refund, tries, last_error)| DeadLetter {
                     order: OrderId(order),
                     sale: SaleId(sale),
                     attempt,
                     kind,
+                    refund,
                     tries,
                     last_error,
                 })
@@ -346,10 +332,10 @@ impl Store {
             Ok(sqlx::query(
                 "WITH back AS (
                 DELETE FROM dead_letters WHERE $1::uuid IS NULL OR order_id = $1
-                RETURNING order_id, sale_id, attempt, kind
+                RETURNING order_id, sale_id, attempt, kind, refund
             )
-            INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
-            SELECT order_id, sale_id, attempt, kind FROM back
+            INSERT INTO provider_tasks (order_id, sale_id, attempt, kind, refund)
+            SELECT order_id, sale_id, attempt, kind, refund FROM back
             ON CONFLICT DO NOTHING",
             )
             .bind(order.map(|id| id.0))
@@ -361,20 +347,23 @@ impl Store {
     }
 }
 
-async fn delete_task(
+pub(super) async fn delete_task(
     tx: &mut sqlx::Transaction<'_, sqlx::Postgres>,
     order: OrderId,
     sale: SaleId,
     attempt: i32,
     kind: TaskKind,
+    refund: i32,
 ) -> Result<(), Error> {
     sqlx::query(
-        "DELETE FROM provider_tasks WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4",
+        "DELETE FROM provider_tasks
+         WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4 AND refund = $5",
     )
     .bind(order.0)
     .bind(sale.0)
     .bind(attempt)
     .bind(kind.as_sql())
+    .bind(refund)
     .execute(&mut **tx)
     .await?;
     Ok(())

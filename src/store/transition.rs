@@ -105,43 +105,52 @@ impl Store {
 
     async fn try_apply(&self, changes: &[Change]) -> Result<Written, Error> {
         self.decided(async {
-            let planned: Vec<Transition> = changes
-                .iter()
-                .map(|change| transition(change.expect, change.event))
-                .collect::<Result<_, _>>()
-                .map_err(|illegal| Error::Unexpected(illegal.to_string()))?;
-
             let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
-            let mut found = update_orders(&mut tx, changes, &planned).await?;
-
-            let mut outcomes = Vec::with_capacity(changes.len());
-            let mut moved = Vec::with_capacity(changes.len());
-            for (change, transition) in changes.iter().zip(planned) {
-                let Some(met) = found.remove(&change.order) else {
-                    outcomes.push(Outcome::NotFound);
-                    continue;
-                };
-                outcomes.push(met.outcome.clone());
-                if let Outcome::Applied(after) = met.outcome {
-                    moved.push(Moved {
-                        change,
-                        transition,
-                        after,
-                        buyer: met.buyer,
-                    });
-                }
-            }
-
-            write_payments(&mut tx, &moved).await?;
-            write_ledger(&mut tx, &moved).await?;
-            let released = write_releases(&mut tx, &moved).await?;
-            write_inventory(&mut tx, &moved).await?;
+            let written = apply_in(&mut tx, changes).await?;
             commit(tx).await?;
-            Ok(Written { outcomes, released })
+            Ok(written)
         })
         .await
     }
+}
+
+/// Applies changes to distinct orders within a transaction that may do more. It is the caller who commits.
+pub(super) async fn apply_in(
+    tx: &mut Transaction<'_, Postgres>,
+    changes: &[Change],
+) -> Result<Written, Error> {
+    let planned: Vec<Transition> = changes
+        .iter()
+        .map(|change| transition(change.expect, change.event))
+        .collect::<Result<_, _>>()
+        .map_err(|illegal| Error::Unexpected(illegal.to_string()))?;
+
+    let mut found = update_orders(tx, changes, &planned).await?;
+
+    let mut outcomes = Vec::with_capacity(changes.len());
+    let mut moved = Vec::with_capacity(changes.len());
+    for (change, transition) in changes.iter().zip(planned) {
+        let Some(met) = found.remove(&change.order) else {
+            outcomes.push(Outcome::NotFound);
+            continue;
+        };
+        outcomes.push(met.outcome.clone());
+        if let Outcome::Applied(after) = met.outcome {
+            moved.push(Moved {
+                change,
+                transition,
+                after,
+                buyer: met.buyer,
+            });
+        }
+    }
+
+    write_payments(tx, &moved).await?;
+    write_ledger(tx, &moved).await?;
+    let released = write_releases(tx, &moved).await?;
+    write_inventory(tx, &moved).await?;
+    Ok(Written { outcomes, released })
 }
 
 struct Met {
@@ -408,12 +417,15 @@ async fn write_ledger(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]) -
     Ok(())
 }
 
-/// For each order that failed: the stock entry, the note for the gate, and the buyer's allowance.
+/// For each order that failed, or whose units came back: the stock entry, the note for the gate, and the buyer's allowance.
 async fn write_releases(
     tx: &mut Transaction<'_, Postgres>,
     moved: &[Moved<'_>],
 ) -> Result<Vec<(SaleId, OrderId)>, Error> {
-    let released: Vec<_> = moved.iter().filter(|m| m.has(Effect::ReleaseUnits)).collect();
+    let released: Vec<_> = moved
+        .iter()
+        .filter(|m| m.has(Effect::ReleaseUnits) || m.has(Effect::ReturnUnits))
+        .collect();
     if released.is_empty() {
         return Ok(Vec::new());
     }
@@ -461,6 +473,7 @@ async fn write_inventory(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]
     struct Units {
         released: i32,
         sold: i32,
+        returned: i32,
     }
     let mut by_sale: BTreeMap<Uuid, Units> = BTreeMap::new();
     for m in moved {
@@ -468,6 +481,8 @@ async fn write_inventory(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]
             by_sale.entry(m.change.sale.0).or_default().released += m.after.quantity;
         } else if m.has(Effect::SellUnits) {
             by_sale.entry(m.change.sale.0).or_default().sold += m.after.quantity;
+        } else if m.has(Effect::ReturnUnits) {
+            by_sale.entry(m.change.sale.0).or_default().returned += m.after.quantity;
         }
     }
     if by_sale.is_empty() {
@@ -475,18 +490,20 @@ async fn write_inventory(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>]
     }
     let updated = sqlx::query(
         "WITH hot AS MATERIALIZED (
-            SELECT i.sale_id, u.released, u.sold
-            FROM unnest($1::uuid[], $2::int[], $3::int[]) AS u (sale_id, released, sold)
+            SELECT i.sale_id, u.released, u.sold, u.returned
+            FROM unnest($1::uuid[], $2::int[], $3::int[], $4::int[]) AS u (sale_id, released, sold, returned)
             JOIN inventory i ON i.sale_id = u.sale_id
             ORDER BY i.sale_id FOR UPDATE OF i
         )
         UPDATE inventory i
-        SET available = i.available + h.released, held = i.held - h.released - h.sold, sold = i.sold + h.sold
+        SET available = i.available + h.released + h.returned, held = i.held - h.released - h.sold,
+            sold = i.sold + h.sold - h.returned
         FROM hot h WHERE i.sale_id = h.sale_id",
     )
     .bind(by_sale.keys().copied().collect::<Vec<_>>())
     .bind(by_sale.values().map(|units| units.released).collect::<Vec<_>>())
     .bind(by_sale.values().map(|units| units.sold).collect::<Vec<_>>())
+    .bind(by_sale.values().map(|units| units.returned).collect::<Vec<_>>())
     .execute(&mut **tx)
     .await?
     .rows_affected();

@@ -5,6 +5,7 @@ mod crashes;
 mod groups;
 mod interleavings;
 mod payments;
+mod refunds;
 mod requests;
 mod startup;
 mod stock;

@@ -339,7 +339,7 @@ async fn an_order_is_shown_to_its_buyer() {
     };
     *door.fake.on_order.lock().unwrap() = Plan::Answer(Ok(view));
     let expected = format!(
-        r#"{{"id":"{ORDER}","sale_id":"{SALE}","buyer":"ann","quantity":2,"amount_minor":9998,"currency":"EUR","status":"failed","created_at":"2026-12-01T09:00:00.25Z","failure_reason":"cancelled","attempt":1,"late_refund":"due","updated_at":"2026-12-01T09:01:00Z"}}"#
+        r#"{{"id":"{ORDER}","sale_id":"{SALE}","buyer":"ann","quantity":2,"amount_minor":9998,"currency":"EUR","status":"failed","created_at":"2026-12-01T09:00:00.25Z","failure_reason":"cancelled","attempt":1,"late_refund":"due","refunded_minor":0,"refund_due_minor":0,"updated_at":"2026-12-01T09:01:00Z"}}"#
     );
     assert_eq!(client.ask(&get(&path)).await.body, expected);
 
@@ -391,6 +391,59 @@ async fn an_order_is_cancelled_while_it_is_pending() {
             assert_eq!(answer.json()["order_status"], "paid");
         }
     }
+}
+
+#[tokio::test]
+async fn a_refund_is_promised_with_202_and_refused_by_reason() {
+    let door = Door::open(roomy()).await;
+    let mut client = door.connect().await;
+    let path = format!("/v1/orders/{ORDER}/refund");
+    let ask = |body: &str| post(&path, "Idempotency-Key: r1\r\n", body);
+    let whole = client.ask(&ask(r#"{"return_units":true}"#)).await;
+    assert_eq!((whole.status, whole.header("idempotency-replayed")), (202, None));
+    assert_eq!(
+        whole.body,
+        format!(
+            r#"{{"order_id":"{ORDER}","refund":1,"amount_minor":9998,"currency":"EUR","return_units":true,"status":"due"}}"#
+        )
+    );
+    let again = client.ask(&ask(r#"{"amount_minor":1}"#)).await;
+    assert_eq!(
+        (again.status, again.header("idempotency-replayed")),
+        (202, Some("true"))
+    );
+    assert_eq!(again.json()["status"], "done");
+    for (amount, status, kind) in [
+        (2, 409, "refund_exceeds"),
+        (3, 422, "idempotency_key_reused"),
+        (4, 400, "invalid_field"),
+        (5, 404, "order_not_found"),
+        (6, 409, "order_not_refundable"),
+        (7, 503, "outcome_unknown"),
+    ] {
+        let answer = client.ask(&ask(&format!(r#"{{"amount_minor":{amount}}}"#))).await;
+        assert_eq!((answer.status, answer.problem().as_str()), (status, kind));
+    }
+    for wrong in [
+        "",
+        "[]",
+        r#"{"amount_minor":0}"#,
+        r#"{"amount_minor":"1"}"#,
+        r#"{"return_units":1}"#,
+        r#"{"amount":1}"#,
+    ] {
+        let answer = client.ask(&ask(wrong)).await;
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (400, "invalid_field"),
+            "{wrong}"
+        );
+    }
+    let keyless = client.ask(&post(&path, "", "{}")).await;
+    assert_eq!(
+        (keyless.status, keyless.problem().as_str()),
+        (400, "idempotency_key_missing")
+    );
 }
 
 #[tokio::test]

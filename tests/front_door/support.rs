@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fluxbuy::actors::desk::{CancelError, DeskError, Health, ReceiveError, Received, Refused, WebhookError};
+use fluxbuy::actors::desk::{
+    CancelError, DeskError, Health, ReceiveError, Received, RefundError, Refused, WebhookError,
+};
 use fluxbuy::domain::{
     Accepted, Buyer, Currency, FailureReason, Money, NewSale, OrderId, OrderStatus, OrderView, Purchase,
-    Refusal, Sale, SaleId, SaleView, Stock,
+    RefundAsk, RefundRefusal, RefundView, Refusal, Sale, SaleId, SaleView, Stock,
 };
 use fluxbuy::http::{DrainReport, FrontDesk, Settings, serve};
 use fluxbuy::signature::Unverified;
@@ -139,6 +141,38 @@ impl FrontDesk for FakeDesk {
         plan.carry_out().await
     }
 
+    async fn refund(&self, order: OrderId, ask: RefundAsk) -> Result<RefundView, RefundError> {
+        let view = RefundView {
+            order,
+            number: 1,
+            amount: Money {
+                amount_minor: ask.amount_minor.unwrap_or(9998),
+                currency: Currency::parse("EUR").unwrap(),
+            },
+            return_units: ask.return_units,
+            done: false,
+            replayed: false,
+        };
+        // The amount says what is to happen.
+        match ask.amount_minor {
+            Some(1) => Ok(RefundView {
+                done: true,
+                replayed: true,
+                ..view
+            }),
+            Some(2) => Err(RefundRefusal::Exceeds { left_minor: 40 }.into()),
+            Some(3) => Err(RefundRefusal::KeyReused.into()),
+            Some(4) => Err(RefundRefusal::ReturnNeedsAll.into()),
+            Some(5) => Err(RefundRefusal::NotFound.into()),
+            Some(6) => Err(RefundRefusal::NotRefundable {
+                status: OrderStatus::Failed,
+            }
+            .into()),
+            Some(7) => Err(DeskError::OutcomeUnknown.into()),
+            _ => Ok(view),
+        }
+    }
+
     async fn webhook(
         &self,
         provider: &str,
@@ -213,6 +247,8 @@ pub(crate) fn order_view(status: OrderStatus) -> OrderView {
         status,
         failure_reason: None,
         attempt: 0,
+        refunded_minor: 0,
+        refund_due_minor: 0,
         late_refund: None,
         created_at: accepted.created_at,
         updated_at: accepted.created_at,

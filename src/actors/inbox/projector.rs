@@ -95,6 +95,12 @@ impl Projector {
                 note("it says another amount than the charge was to be"),
             );
         }
+        if event.news == News::Refunded && event.refund.is_none() {
+            return (
+                Some(EventEnd::GivenUp),
+                note("it is a refund that nobody asked for here"),
+            );
+        }
         let projection = project(event.news, met.found);
         if projection == Projection::NoChange {
             return (Some(EventEnd::NoChange), None);
@@ -104,6 +110,7 @@ impl Projector {
             fence: met.fence,
             attempt: charge.attempt,
             code: event.code.clone(),
+            refund: event.refund,
             event_id: event.id.clone(),
         };
         match self.orders.tell(charge.order, met.sale, told).await {

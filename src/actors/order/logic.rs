@@ -8,6 +8,7 @@ use super::charge::{self, ChargeEnd};
 use super::messages::{Heard, Swept, Told};
 use crate::actors::breaker::Breaker;
 use crate::actors::provider_tasks::TaskWaker;
+use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
 use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, Projection, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
@@ -30,6 +31,8 @@ pub struct Parts {
     pub store: Store,
     /// To be woken when something is owed.
     pub tasks: TaskWaker,
+    /// Who notes refunds that were paid.
+    pub refunds: Refunds,
     /// How long a claim's holder goes on trying.
     pub give_up: Duration,
     /// The operator's switch: orders past the cutoff that are in doubt are failed, and late money is paid back.
@@ -191,6 +194,7 @@ impl Logic {
             fence,
             attempt,
             code,
+            refund,
             event_id,
         } = told;
         match projection {
@@ -210,16 +214,16 @@ impl Logic {
                 }
             }
             Projection::RefundDone => {
+                let Some(number) = refund else {
+                    return Heard::NoChange;
+                };
                 match self
                     .parts
-                    .store
-                    .refund_done(self.order, self.sale, attempt, Some(&event_id))
+                    .refunds
+                    .paid(self.order, self.sale, attempt, number, Some(&event_id))
                     .await
                 {
-                    Ok(true) => {
-                        metrics::late_refund(LateRefund::Done);
-                        Heard::Applied
-                    }
+                    Ok(true) => Heard::Applied,
                     Ok(false) => Heard::NoChange,
                     Err(error) => {
                         tracing::warn!(order_id = %self.order, attempt, %error, "a refund could not be noted");

@@ -84,6 +84,8 @@ pub struct Told {
     pub attempt: i32,
     /// The provider's word for why, for a charge that was declined.
     pub code: Option<String>,
+    /// Which refund of the charge it is about, if it is about one.
+    pub refund: Option<i32>,
     /// The provider's name for its event.
     pub event_id: String,
 }

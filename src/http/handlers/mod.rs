@@ -23,6 +23,7 @@ pub(super) async fn answer<D: FrontDesk>(route: Route, call: &Call<'_, D>, body:
         (Route::Orders, &Method::POST) => orders::place(call, body).await,
         (Route::Order, &Method::GET | &Method::HEAD) => orders::show(call).await,
         (Route::Cancel, &Method::POST) => orders::cancel(call).await,
+        (Route::Refund, &Method::POST) => orders::refund(call, body).await,
         (Route::Webhook, &Method::POST) => webhooks::receive(call, body).await,
         (Route::Sale, &Method::GET | &Method::HEAD) => sales::show(call).await,
         (Route::Sales, &Method::GET | &Method::HEAD) => sales::page(call).await,

@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 
 use super::Answer;
-use crate::domain::{IdempotencyDigest, OrderId, OrderStatus, Purchase, SaleId};
+use crate::domain::{IdempotencyDigest, OrderId, OrderStatus, Purchase, RefundAsk, RefundReason, SaleId};
 use crate::http::door::{Call, Lost};
 use crate::http::form::Form;
 use crate::http::problem::Problem;
@@ -117,6 +117,35 @@ pub(super) async fn cancel<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
         Ok(cancelled) => Ok(answer::order(&cancelled?)),
         Err(_) => Err(Problem::OUTCOME_UNKNOWN),
     }
+}
+
+/// `POST /v1/orders/{id}/refund`
+pub(super) async fn refund<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Answer {
+    let id = order_id(call)?;
+    let key = extract::idempotency_key(&call.parts.headers)?;
+    let digest = IdempotencyDigest::of_refund(id, key);
+    let ask = refund_ask(&call.json_body(body).await?, digest)?;
+    let door = Arc::clone(call.door);
+    match call
+        .shielded(async move { door.desk.refund(id, ask).await })
+        .await
+    {
+        Ok(refund) => Ok(answer::refund(&refund?)),
+        Err(_) => Err(Problem::OUTCOME_UNKNOWN),
+    }
+}
+
+fn refund_ask(body: &[u8], digest: IdempotencyDigest) -> Result<RefundAsk, Problem> {
+    let mut form = Form::parse(body)?;
+    let amount_minor = form.optional_whole("amount_minor", 1..=i64::MAX);
+    let return_units = form.optional("return_units", "true or false", serde_json::Value::as_bool);
+    form.finish()?;
+    Ok(RefundAsk {
+        amount_minor,
+        return_units: return_units.unwrap_or(false),
+        reason: RefundReason::Requested,
+        digest,
+    })
 }
 
 fn order_id<D: FrontDesk>(call: &Call<'_, D>) -> Result<OrderId, Problem> {

@@ -131,6 +131,8 @@ pub struct Payment {
     pub order: Uuid,
     /// Its status.
     pub status: String,
+    /// What of it was promised back on request.
+    pub promised_minor: i64,
 }
 
 /// A movement of money, by our books.

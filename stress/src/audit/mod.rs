@@ -72,6 +72,8 @@ struct OfOrder {
     reserved: Vec<i64>,
     released: Vec<i64>,
     payments: usize,
+    /// What of them was promised back on request.
+    promised: i64,
     /// Amounts in the ledger.
     ledger_charges: Vec<i64>,
     ledger_refunds: Vec<i64>,
@@ -113,7 +115,9 @@ impl<'a> Index<'a> {
             }
         }
         for payment in &facts.payments {
-            by_order.entry(payment.order).or_default().payments += 1;
+            let of = by_order.entry(payment.order).or_default();
+            of.payments += 1;
+            of.promised += payment.promised_minor;
         }
         for entry in &facts.ledger {
             let of = by_order.entry(entry.order).or_default();

@@ -130,13 +130,18 @@ async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
     for (sale, buyer, used) in rows {
         by_sale.of(sale)?.allotments.push((buyer, used));
     }
-    let rows: Vec<(Uuid, Uuid, String)> =
-        sqlx::query_as("SELECT sale_id, order_id, status FROM payments WHERE sale_id = ANY($1)")
-            .bind(sales)
-            .fetch_all(&mut *tx)
-            .await?;
-    for (sale, order, status) in rows {
-        by_sale.of(sale)?.payments.push(Payment { order, status });
+    let rows: Vec<(Uuid, Uuid, String, i64)> = sqlx::query_as(
+        "SELECT sale_id, order_id, status, refunded_minor FROM payments WHERE sale_id = ANY($1)",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, order, status, promised_minor) in rows {
+        by_sale.of(sale)?.payments.push(Payment {
+            order,
+            status,
+            promised_minor,
+        });
     }
     let rows: Vec<(Uuid, Uuid, String, i64, String)> = sqlx::query_as(
         "SELECT sale_id, order_id, kind, amount_minor, currency FROM ledger_entries WHERE sale_id = ANY($1)",

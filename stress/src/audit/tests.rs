@@ -167,6 +167,7 @@ impl World {
         self.facts.payments.push(Payment {
             order: id(buyer),
             status: status.to_owned(),
+            promised_minor: 0,
         });
     }
 
@@ -360,6 +361,7 @@ const HARMS: &[(&str, Harm)] = &[
         w.facts.payments.push(Payment {
             order: id(2),
             status: "INITIATED".to_owned(),
+            promised_minor: 0,
         });
     }),
     ("swept-never-charged", |w| {
@@ -372,6 +374,8 @@ const HARMS: &[(&str, Harm)] = &[
         w.facts.charges[0].status = ChargeStatus::Declined;
     }),
     ("paid-is-charged-once", |w| w.refund(0, 1, 200)),
+    ("paid-is-charged-once", |w| w.facts.charges[0].refunded_minor = 1),
+    ("paid-is-in-the-ledger-once", |w| w.refund(0, 1, 50)),
     ("paid-is-in-the-ledger-once", |w| w.ledger(0, "CHARGE", 200)),
     ("paid-is-in-the-ledger-once", |w| {
         w.facts.ledger.retain(|entry| entry.order != id(0));
@@ -497,6 +501,14 @@ fn the_race_must_have_happened_and_been_lost_by_each_late_job() {
     let mut calm = world.facts.clone();
     calm.orders.retain(|order| !order.was_swept_unclaimed());
     assert_eq!(check(0, 10, &calm), ["race-happened"]);
+}
+
+#[test]
+fn a_part_that_was_promised_back_and_went_back_is_no_violation() {
+    let mut world = World::healthy();
+    world.facts.payments[0].promised_minor = 50;
+    world.refund(0, 1, 50);
+    assert_eq!(world.audit().into_violations(), []);
 }
 
 #[test]

@@ -86,6 +86,21 @@ impl Peer {
         self.read(path, expected, &answer)
     }
 
+    /// `POST` of JSON with an idempotency key.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn post_keyed(
+        &self,
+        path: &str,
+        key: &str,
+        body: &serde_json::Value,
+    ) -> anyhow::Result<Answer> {
+        let body = serde_json::to_vec(body)?.into();
+        self.send(Method::POST, path, body, Some(HeaderValue::from_str(key)?))
+            .await
+    }
+
     fn read<T: DeserializeOwned>(&self, path: &str, expected: u16, answer: &Answer) -> anyhow::Result<T> {
         let text = || String::from_utf8_lossy(&answer.body);
         ensure!(
@@ -99,13 +114,26 @@ impl Peer {
     }
 
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> anyhow::Result<Answer> {
+        self.send(method, path, body, None).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        key: Option<HeaderValue>,
+    ) -> anyhow::Result<Answer> {
         let what = || format!("{method} {}{path}", self.url);
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(&method)
             .uri(path)
             .header(HOST, &self.host)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body))?;
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let request = request.body(Full::new(body))?;
         let exchange = async {
             let mut link = Link::open(self).await.context("no connection")?;
             link.call(request).await.map_err(|lost| match lost {

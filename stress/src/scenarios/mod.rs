@@ -5,6 +5,7 @@ mod guard_off;
 mod in_doubt;
 mod oversell;
 mod race;
+mod refund_race;
 mod replay;
 mod stage;
 mod twins_unguarded;
@@ -43,11 +44,13 @@ pub enum Scenario {
     TwinsUnguarded,
     /// A provider that takes money without saying so, and then is away.
     InDoubt,
+    /// Refunds of the same orders from two windows at once.
+    RefundRace,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -57,6 +60,7 @@ impl Scenario {
         Self::WebhookStorm,
         Self::TwinsUnguarded,
         Self::InDoubt,
+        Self::RefundRace,
     ];
 
     /// Its name on the command line.
@@ -71,6 +75,7 @@ impl Scenario {
             Self::WebhookStorm => "webhook-storm",
             Self::TwinsUnguarded => "twins-unguarded",
             Self::InDoubt => "in-doubt",
+            Self::RefundRace => "refund-race",
         }
     }
 
@@ -86,6 +91,7 @@ impl Scenario {
             Self::WebhookStorm => webhook_storm::ABOUT,
             Self::TwinsUnguarded => twins_unguarded::ABOUT,
             Self::InDoubt => in_doubt::ABOUT,
+            Self::RefundRace => refund_race::ABOUT,
         }
     }
 
@@ -98,7 +104,7 @@ impl Scenario {
     fn size(self) -> (u32, u32) {
         match self {
             Self::Flood => (900, 900),
-            Self::Race | Self::GuardOff => (400, 400),
+            Self::Race | Self::GuardOff | Self::RefundRace => (400, 400),
             Self::Oversell => (5_000, 100),
             Self::Replay => (500, 600),
             Self::WebhookTwins => (2_000, 2_000),
@@ -156,6 +162,7 @@ impl Run {
             Scenario::WebhookStorm => webhook_storm::needs(),
             Scenario::TwinsUnguarded => twins_unguarded::needs(),
             Scenario::InDoubt => in_doubt::needs(self),
+            Scenario::RefundRace => refund_race::needs(),
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
         let world = World::open(place, &needs, &label, self.seed).await?;
@@ -181,6 +188,7 @@ impl Run {
             Scenario::WebhookStorm => webhook_storm::play(self, world).await,
             Scenario::TwinsUnguarded => twins_unguarded::play(self, world).await,
             Scenario::InDoubt => in_doubt::play(self, world).await,
+            Scenario::RefundRace => refund_race::play(self, world).await,
         }
     }
 }

@@ -400,14 +400,16 @@ impl Bed {
             "SELECT 'inventory row differs from its orders' FROM inventory i
              WHERE i.sale_id = $1 AND (
                 held <> coalesce((SELECT sum(quantity) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING')), 0)
-                OR sold <> coalesce((SELECT sum(quantity) FROM orders WHERE sale_id = $1 AND status = 'PAID'), 0)
+                OR sold <> coalesce((SELECT sum(quantity) FROM orders o WHERE sale_id = $1 AND (status = 'PAID' OR status = 'REFUNDED'
+                    AND NOT EXISTS (SELECT FROM stock_entries e WHERE e.order_id = o.id AND e.kind = 'RELEASE'))), 0)
                 OR available + held + sold <> quantity
                 OR available <> (SELECT sum(delta) FROM stock_entries WHERE sale_id = $1))
              UNION ALL
              SELECT 'order ' || o.id || ' is ' || o.status || ' but charged ' || net.minor FROM orders o
              JOIN LATERAL (SELECT coalesce(sum(CASE kind WHEN 'CHARGE' THEN amount_minor ELSE -amount_minor END), 0) AS minor
                            FROM ledger_entries l WHERE l.order_id = o.id) net ON true
-             WHERE o.sale_id = $1 AND net.minor <> CASE o.status WHEN 'PAID' THEN o.amount_minor ELSE 0 END
+             WHERE o.sale_id = $1 AND net.minor <> CASE o.status WHEN 'PAID' THEN o.amount_minor
+                - coalesce((SELECT sum(amount_minor) FROM refunds r WHERE r.order_id = o.id AND r.status = 'DONE'), 0) ELSE 0 END
              UNION ALL
              SELECT 'order ' || o.id || ' has no stock entry of its own' FROM orders o
              WHERE o.sale_id = $1 AND o.status <> 'REJECTED' AND NOT EXISTS
@@ -415,7 +417,8 @@ impl Bed {
              UNION ALL
              SELECT 'buyer ' || a.buyer || ' has a wrong allowance' FROM buyer_allotments a
              WHERE a.sale_id = $1 AND a.used <> coalesce((SELECT sum(quantity) FROM orders o
-                WHERE o.sale_id = $1 AND o.buyer = a.buyer AND o.status IN ('PENDING', 'PROCESSING', 'PAID')), 0)",
+                WHERE o.sale_id = $1 AND o.buyer = a.buyer AND (o.status IN ('PENDING', 'PROCESSING', 'PAID') OR o.status = 'REFUNDED'
+                    AND NOT EXISTS (SELECT FROM stock_entries e WHERE e.order_id = o.id AND e.kind = 'RELEASE'))), 0)",
         )
         .bind(id)
         .fetch_all(&self.db)
@@ -423,12 +426,14 @@ impl Bed {
         .unwrap();
         assert!(broken.is_empty(), "{broken:#?}");
 
-        let orders: Vec<(Uuid, String, i64)> =
-            sqlx::query_as("SELECT id, status::text, amount_minor FROM orders WHERE sale_id = $1")
-                .bind(id)
-                .fetch_all(&self.db)
-                .await
-                .unwrap();
+        let orders: Vec<(Uuid, String, i64)> = sqlx::query_as(
+            "SELECT id, status::text, amount_minor - coalesce((SELECT sum(amount_minor) FROM refunds r
+                WHERE r.order_id = o.id AND r.status = 'DONE'), 0)::bigint FROM orders o WHERE sale_id = $1",
+        )
+        .bind(id)
+        .fetch_all(&self.db)
+        .await
+        .unwrap();
         let book = self.book().await;
         for (order, status, amount) in orders {
             let prefix = format!("{order}:");
