@@ -77,16 +77,7 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
         }
         Err(error) => tracing::warn!(%error, "starting without redis: sales go through postgres alone"),
     }
-    let provider: Arc<dyn PaymentProvider> = match config.provider.kind {
-        ProviderKind::Mock => {
-            let timeout = config.payment.charge_timeout();
-            Arc::new(Metered(MockProvider::new(
-                config.provider.url.as_str(),
-                timeout,
-                config.payment.max_in_flight,
-            )?))
-        }
-    };
+    let provider = payment_provider(&config)?;
     let neighbours = Neighbours {
         webhooks: webhooks(&config)?,
         store,
@@ -133,6 +124,20 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     tracing::info!(?report, "the front door is closed");
     engine.drain(config.http.drain_timeout()).await;
     Ok(())
+}
+
+/// The client of the payment provider that is configured.
+///
+/// # Errors
+/// When its address isn't one.
+pub fn payment_provider(config: &Config) -> anyhow::Result<Arc<dyn PaymentProvider>> {
+    Ok(match config.provider.kind {
+        ProviderKind::Mock => Arc::new(Metered(MockProvider::new(
+            config.provider.url.as_str(),
+            config.payment.charge_timeout(),
+            config.payment.max_in_flight,
+        )?)),
+    })
 }
 
 /// Who is believed, and how events are read.

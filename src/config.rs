@@ -75,6 +75,8 @@ pub enum Need {
     Migrate,
     /// Commands that only look into Postgres.
     Database,
+    /// Commands that hold Postgres against the provider.
+    Ledger,
 }
 
 /// All settings.
@@ -720,6 +722,10 @@ impl Config {
             }
             Need::Migrate => check.url("postgres.owner_url", &self.postgres.owner_url, postgres),
             Need::Database => check.url("postgres.url", &self.postgres.url, postgres),
+            Need::Ledger => {
+                check.url("postgres.url", &self.postgres.url, postgres);
+                check.url("provider.url", &self.provider.url, &["http"]);
+            }
         }
         if let Err(e) = tracing_subscriber::EnvFilter::try_new(&self.log.filter) {
             check.refuse("log.filter", e.to_string());

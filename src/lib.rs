@@ -8,6 +8,7 @@ pub mod demo;
 pub mod domain;
 pub mod gate;
 pub mod http;
+pub mod ledger;
 pub mod metrics;
 pub mod mock_provider;
 pub mod provider;

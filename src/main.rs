@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use fluxbuy::config::{self, Config, LogFormat, Need};
-use fluxbuy::domain::OrderId;
+use fluxbuy::domain::{OrderId, SaleId};
 use fluxbuy::store::{Store, migrate};
-use fluxbuy::{app, demo, mock_provider, services, tables};
+use fluxbuy::{app, demo, ledger, mock_provider, services, tables};
 use tracing_subscriber::EnvFilter;
 
 /// Purchases come and go on two runtimes' threads. glibc's allocator takes a seventh of the engine's time then, and this one
@@ -38,6 +38,13 @@ enum Command {
         configured: Configured,
         #[command(subcommand)]
         action: DeadLetters,
+    },
+    /// The movements of money.
+    Ledger {
+        #[command(flatten)]
+        configured: Configured,
+        #[command(subcommand)]
+        action: Ledger,
     },
     /// What the payment provider tells by itself.
     Webhooks {
@@ -70,6 +77,17 @@ enum DeadLetters {
         /// Only this order's.
         #[arg(long)]
         order: Option<OrderId>,
+    },
+}
+
+#[derive(Subcommand)]
+enum Ledger {
+    /// Add the ledger up per order and per sale, hold it against the orders and the provider's book, and print every difference. Ends
+    /// with 1 when there is any.
+    Verify {
+        /// Only this sale's.
+        #[arg(long)]
+        sale: Option<SaleId>,
     },
 }
 
@@ -125,6 +143,13 @@ fn run(command: Command) -> anyhow::Result<()> {
             let config = configured.load(Need::Database)?;
             block_on(dead_letters(config, action))
         }
+        Command::Ledger {
+            configured,
+            action: Ledger::Verify { sale },
+        } => {
+            let config = configured.load(Need::Ledger)?;
+            block_on(verify_ledger(config, sale))
+        }
         Command::Webhooks { configured, action } => {
             let config = configured.load(Need::Database)?;
             let Webhooks::Retries {
@@ -169,6 +194,32 @@ async fn dead_letters(config: Config, action: DeadLetters) -> anyhow::Result<()>
         }
         DeadLetters::Requeue { order } => println!("{} requeued", store.requeue(order).await?),
     }
+    Ok(())
+}
+
+/// A ledger of years is more than what a statement of the engine's may take.
+const VERIFY_STATEMENT_TIMEOUT_MS: u64 = 600_000;
+
+async fn verify_ledger(mut config: Config, sale: Option<SaleId>) -> anyhow::Result<()> {
+    config.postgres.statement_timeout_ms = VERIFY_STATEMENT_TIMEOUT_MS;
+    let store = Store::new(&config.postgres)?;
+    let provider = app::payment_provider(&config)?;
+    let found = ledger::verify_all(&store, &*provider, sale).await?;
+    println!("{}", tables::ledger(&found));
+    for difference in &found.differences {
+        println!("{difference}");
+    }
+    let (orders, movements) = (found.orders, found.movements);
+    println!(
+        "{orders} orders, {movements} movements, {} on their way",
+        found.on_their_way
+    );
+    anyhow::ensure!(
+        found.differences.is_empty(),
+        "the ledger has {} differences",
+        found.differences.len()
+    );
+    println!("ledger: ok");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 
+use crate::domain::Verification;
 use crate::store::RetriesOfDay;
 
 fn table(header: &[&str]) -> Table {
@@ -39,6 +40,31 @@ pub fn webhook_retries(rows: &[RetriesOfDay]) -> Table {
             number(row.repeats),
             seconds(row.gap_p50_secs),
             seconds(row.gap_max_secs),
+        ]);
+    }
+    table
+}
+
+/// The sums of each sale, in minor units.
+pub fn ledger(found: &Verification) -> Table {
+    let mut table = table(&[
+        "sale",
+        "currency",
+        "paid orders",
+        "ledger: taken",
+        "paid back",
+        "provider: taken",
+        "paid back",
+    ]);
+    for sum in &found.sales {
+        table.add_row([
+            Cell::new(sum.sale),
+            Cell::new(sum.currency),
+            number(sum.paid_orders),
+            number(sum.charged_minor),
+            number(sum.refunded_minor),
+            number(sum.captured_minor),
+            number(sum.provider_refunded_minor),
         ]);
     }
     table

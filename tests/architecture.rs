@@ -20,7 +20,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("http", &["domain", "config", "metrics", "actors"]),
     ("mock_provider", &["signature", "sockets"]),
     ("services", &["store"]),
-    ("tables", &["store"]),
+    ("tables", &["domain", "store"]),
+    ("ledger", &["domain", "provider", "store"]),
     ("demo", &["domain", "services", "sockets"]),
     (
         "app",

@@ -3,6 +3,7 @@
 //! Architecture invariant: nothing in here knows a clock, a socket or a database.
 
 pub mod ids;
+pub mod ledger;
 pub mod money;
 pub mod order;
 pub mod payment;
@@ -11,6 +12,7 @@ pub mod sale;
 pub mod views;
 
 pub use ids::{Buyer, IdempotencyDigest, OrderId, SaleId};
+pub use ledger::{Account, BookEntry, Difference, SaleSum, Verification, verify};
 pub use money::{Currency, Money};
 pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};
 pub use payment::{

@@ -5,7 +5,7 @@ use std::time::Instant;
 use futures_util::future::BoxFuture;
 
 use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
-use crate::domain::Money;
+use crate::domain::{BookEntry, Money};
 use crate::metrics::{self, ProviderOp, ProviderOutcome};
 
 /// A provider whose calls are counted. Each call is one request, so the counts are real sends.
@@ -67,6 +67,10 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
             count(ProviderOp::Void, label, since);
             outcome
         })
+    }
+
+    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+        self.0.book()
     }
 
     fn refund<'a>(

@@ -15,12 +15,14 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
-use crate::domain::{ChargeName, Currency, Money, News, ProviderEvent, RefundName};
+use crate::domain::{BookEntry, ChargeName, Currency, Money, News, ProviderEvent, RefundName};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer that is read.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
+/// Largest book that is read: some two million charges.
+const MAX_BOOK_BYTES: usize = 512 * 1024 * 1024;
 
 /// The mock provider behind an address.
 pub struct MockProvider {
@@ -34,6 +36,21 @@ pub struct MockProvider {
 struct Answer {
     status: String,
     decline_code: Option<String>,
+}
+
+/// The provider's book.
+#[derive(Debug, Deserialize)]
+struct Book {
+    charges: Vec<BookedCharge>,
+}
+
+#[derive(Debug, Deserialize)]
+struct BookedCharge {
+    reference: String,
+    status: String,
+    amount_minor: i64,
+    currency: String,
+    refunded_minor: i64,
 }
 
 /// An exchange that brought no usable answer.
@@ -271,6 +288,45 @@ impl PaymentProvider for MockProvider {
                 },
                 Err(what) => VoidOutcome::Unreachable { what },
             }
+        })
+    }
+
+    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+        Box::pin(async move {
+            let request = Request::builder()
+                .uri(format!("{}/book", self.base))
+                .body(Full::default())
+                .map_err(|error| error.to_string())?;
+            let response = self
+                .client
+                .request(request)
+                .await
+                .map_err(|error| describe(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BOOK_BYTES)
+                .collect()
+                .await
+                .map_err(|error| error.to_string())?
+                .to_bytes();
+            if status != StatusCode::OK {
+                return Err(format!("it answered {status}"));
+            }
+            let book: Book =
+                serde_json::from_slice(&body).map_err(|error| format!("unreadable book: {error}"))?;
+            Ok(book
+                .charges
+                .into_iter()
+                .map(|charge| BookEntry {
+                    captured_minor: if charge.status == "succeeded" {
+                        charge.amount_minor
+                    } else {
+                        0
+                    },
+                    refunded_minor: charge.refunded_minor,
+                    currency: Currency::parse(&charge.currency),
+                    reference: charge.reference,
+                })
+                .collect())
         })
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::{Money, OrderId};
+use crate::domain::{BookEntry, Money, OrderId};
 
 /// Our name for a charge at the provider: `<order>:<attempt>`. The same bytes at every retry, so that the provider can
 /// tell a repeat from a second charge.
@@ -129,6 +129,11 @@ pub trait PaymentProvider: Send + Sync + 'static {
     fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup>;
     /// Makes sure that a charge can't succeed any more.
     fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome>;
+    /// All that the provider has taken and paid back, by its own book, in as many requests as that takes.
+    ///
+    /// # Errors
+    /// What was seen, when it can't be read.
+    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>>;
     /// Pays a charge back, or a part of it, under the refund's own name. Idempotent by that.
     fn refund<'a>(
         &'a self,

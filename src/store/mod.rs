@@ -7,6 +7,7 @@
 mod error;
 mod group;
 mod inbox;
+mod ledger;
 pub mod migrate;
 mod read;
 mod rebuild;

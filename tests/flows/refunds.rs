@@ -233,3 +233,72 @@ async fn the_database_promises_no_more_than_was_taken() {
         "{error}"
     );
 }
+
+/// What `fluxbuy ledger verify` prints, and whether it found everything in order.
+async fn verify(bed: &Bed, sale: Option<&str>) -> (bool, String) {
+    let mut command = tokio::process::Command::new(crate::support::fluxbuy());
+    command
+        .args(["ledger", "verify"])
+        .env("FLUXBUY__POSTGRES__URL", &bed.engine_url)
+        .env("FLUXBUY__PROVIDER__URL", &bed.provider_url);
+    if let Some(sale) = sale {
+        command.args(["--sale", sale]);
+    }
+    let out = command.output().await.unwrap();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    (out.status.success(), said)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ledger_is_verified_to_the_cent_and_every_difference_is_told() {
+    let bed = Setup::default().decline_percent(20).start().await;
+    let sale = bed.sale(20).await;
+    let buyers: Vec<String> = (0..20).map(|n| format!("b{n}")).collect();
+    let replies = join_all(buyers.iter().map(|buyer| bed.buy(&sale, buyer, "k", 1))).await;
+    bed.settled(&sale).await;
+    let mut paid = Vec::new();
+    for (buyer, reply) in buyers.iter().zip(&replies) {
+        let order = reply.json()["id"].as_str().unwrap().to_owned();
+        if bed.get_order(&order, buyer).await["status"] == "paid" {
+            paid.push((order, buyer));
+        }
+    }
+    assert!(paid.len() > 4, "most are paid: {}", paid.len());
+    let (part, whole) = (&paid[0], &paid[1]);
+    assert_eq!(
+        refund(&bed, &part.0, "k", json!({"amount_minor": 300}))
+            .await
+            .status,
+        202
+    );
+    assert_eq!(refund(&bed, &whole.0, "k", json!({})).await.status, 202);
+    refunded(&bed, &part.0, part.1, 300).await;
+    refunded(&bed, &whole.0, whole.1, 1000).await;
+    for of in [None, Some(sale.as_str())] {
+        let (ok, said) = verify(&bed, of).await;
+        assert!(ok && said.contains("ledger: ok"), "{said}");
+    }
+
+    // A cent too much by our books, a charge that our books don't know, and an order that was never there.
+    let strike = |statement: &'static str, id: &str| {
+        let (db, id) = (bed.db.clone(), id.to_owned());
+        async move { sqlx::query(statement).bind(id).execute(&db).await.unwrap() }
+    };
+    strike(
+        "UPDATE ledger_entries SET amount_minor = amount_minor + 1 WHERE order_id = $1::uuid",
+        &paid[2].0,
+    )
+    .await;
+    strike("DELETE FROM ledger_entries WHERE order_id = $1::uuid", &paid[3].0).await;
+    let charge = json!({"reference": "a stranger's", "amount_minor": 7, "currency": "EUR"});
+    bed.client
+        .post(&format!("{}/charges", bed.provider_url), &[], &charge)
+        .await;
+    let (ok, said) = verify(&bed, None).await;
+    assert!(!ok && said.contains("the ledger has 5 differences"), "{said}");
+    for wrong in [&paid[2].0, &paid[3].0, "a stranger's: the provider has taken 7"] {
+        assert!(said.contains(wrong), "{wrong}: {said}");
+    }
+    let (ok, said) = verify(&bed, Some(&sale)).await;
+    assert!(!ok && said.contains("the ledger has 4 differences"), "{said}");
+}
