@@ -24,6 +24,7 @@ use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
 use crate::actors::refunds::Refunds;
 use crate::actors::releaser::Releaser;
 use crate::actors::sale::{self, Committer, Sales};
+use crate::actors::sale_canceller::{CancelWaker, SaleCanceller};
 use crate::actors::sweeper::{self, Reaper, Sweeper};
 use crate::actors::transition_writer::TransitionWriter;
 use crate::actors::watch::Watch;
@@ -312,6 +313,15 @@ impl Engine {
             exporter,
         };
         runtime.spawn(watch.run());
+        let cancellations = CancelWaker::default();
+        let canceller = SaleCanceller {
+            store: store.clone(),
+            orders: orders.clone(),
+            tasks: tasks.clone(),
+            period,
+            waker: cancellations.clone(),
+        };
+        runtime.spawn(canceller.run());
         let inbox = Inbox::start(
             runtime,
             store.clone(),
@@ -328,6 +338,7 @@ impl Engine {
             sales,
             orders: orders.clone(),
             tasks,
+            cancellations,
             webhooks,
             inbox,
             probes,

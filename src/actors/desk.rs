@@ -13,10 +13,11 @@ pub use super::inbox::ReceiveError;
 use super::order::Orders;
 use super::provider_tasks::TaskWaker;
 use super::sale::Sales;
+use super::sale_canceller::CancelWaker;
 use super::transition_writer::WriteError;
 use crate::domain::{
-    Accepted, Buyer, FailureReason, NewSale, OrderId, OrderStatus, Purchase, RefundAsk, RefundRefusal,
-    RefundView, Refusal, SaleId,
+    Accepted, Buyer, CancellationView, FailureReason, NewSale, OrderId, OrderStatus, Purchase, RefundAsk,
+    RefundRefusal, RefundView, Refusal, SaleId,
 };
 pub use crate::domain::{LateRefund, OrderView, SaleView};
 use crate::metrics::{self, Outcome as Counted, RefundStage, WebhookRefusal};
@@ -119,6 +120,8 @@ pub struct Desk {
     pub orders: Orders,
     /// To be woken when a refund is due.
     pub tasks: TaskWaker,
+    /// To be woken when a sale is called off.
+    pub cancellations: CancelWaker,
     /// The provider's webhooks.
     pub webhooks: Webhooks,
     /// Where they go.
@@ -172,6 +175,26 @@ impl Desk {
     pub async fn sales(&self, after: Option<SaleId>, limit: u16) -> Result<Vec<SaleView>, DeskError> {
         self.ask(move |store| async move { store.sales(after, limit).await })
             .await
+    }
+
+    /// Calls a sale off: nothing of it is sold any more, and the rest is done in the background. Called off again, it tells how far that is.
+    pub async fn cancel_sale(&self, id: SaleId) -> Result<CancellationView, DeskError> {
+        let stale = self
+            .ask(move |store| async move { store.cancel_sale(id).await })
+            .await?;
+        if let Some(epoch) = stale {
+            tracing::info!(sale_id = %id, "a sale is called off");
+            self.sales.reload(id, epoch).await;
+        }
+        self.cancellations.wake();
+        self.cancellation(id).await
+    }
+
+    /// How far the end of a sale that is called off is.
+    pub async fn cancellation(&self, id: SaleId) -> Result<CancellationView, DeskError> {
+        self.ask(move |store| async move { store.cancellation(id).await })
+            .await?
+            .ok_or(DeskError::NotFound)
     }
 
     /// One order of this buyer.

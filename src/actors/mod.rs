@@ -14,6 +14,7 @@ pub mod provider_tasks;
 pub mod refunds;
 pub mod releaser;
 pub mod sale;
+pub mod sale_canceller;
 pub mod sweeper;
 pub mod transition_writer;
 pub mod watch;

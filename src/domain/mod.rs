@@ -21,4 +21,4 @@ pub use payment::{
 };
 pub use purchase::{Accepted, Purchase, Refusal};
 pub use sale::{NewSale, Phase, Sale, Stock};
-pub use views::{LateRefund, OrderView, SaleView};
+pub use views::{CancellationView, LateRefund, OrderView, SaleView};

@@ -70,10 +70,11 @@ pub enum Phase {
 impl Phase {
     /// Where a sale with these terms and stock stands at `now`.
     pub fn at(now: Timestamp, terms: &NewSale, stock: &Stock) -> Self {
-        if now < terms.opens_at {
-            Self::Scheduled
-        } else if terms.closes_at.is_some_and(|end| now >= end) {
+        // One that is called off before its opening is over before it begins.
+        if terms.closes_at.is_some_and(|end| now >= end) {
             Self::Closed
+        } else if now < terms.opens_at {
+            Self::Scheduled
         } else if stock.available == 0 {
             Self::SoldOut
         } else {

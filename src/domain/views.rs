@@ -11,8 +11,29 @@ pub struct SaleView {
     pub sale: Sale,
     /// Its stock; the numbers add up.
     pub stock: Stock,
+    /// When it was called off, if it was.
+    pub cancelled_at: Option<Timestamp>,
     /// The database's time when it was read.
     pub server_time: Timestamp,
+}
+
+/// How far the end of a sale that is called off is. Orders by where they stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CancellationView {
+    /// The sale.
+    pub sale: SaleId,
+    /// When it was called off; `None` when it wasn't.
+    pub cancelled_at: Option<Timestamp>,
+    /// When nothing was left to do.
+    pub done_at: Option<Timestamp>,
+    /// Not released yet, or being charged.
+    pub open: i64,
+    /// Paid, and to be paid back.
+    pub to_refund: i64,
+    /// Failed, by this or before.
+    pub released: i64,
+    /// Paid back.
+    pub refunded: i64,
 }
 
 /// An order as its buyer may see it.

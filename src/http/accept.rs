@@ -154,8 +154,8 @@ mod tests {
     use super::*;
     use crate::actors::desk::{CancelError, DeskError, Health, Received, RefundError, WebhookError};
     use crate::domain::{
-        Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView, Refusal, SaleId,
-        SaleView,
+        Accepted, Buyer, CancellationView, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView,
+        Refusal, SaleId, SaleView,
     };
 
     /// A desk that nobody asks anything.
@@ -173,6 +173,12 @@ mod tests {
         }
         async fn sales(&self, _: Option<SaleId>, _: u16) -> Result<Vec<SaleView>, DeskError> {
             Ok(Vec::new())
+        }
+        async fn cancel_sale(&self, _: SaleId) -> Result<CancellationView, DeskError> {
+            Err(DeskError::NotFound)
+        }
+        async fn cancellation(&self, _: SaleId) -> Result<CancellationView, DeskError> {
+            Err(DeskError::NotFound)
         }
         async fn order(&self, _: OrderId, _: &Buyer) -> Result<OrderView, DeskError> {
             Err(DeskError::NotFound)

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::actors::desk::Received;
 use crate::domain::{
-    Accepted, LateRefund, OrderId, OrderStatus, OrderView, Phase, RefundView, SaleId, SaleView,
+    Accepted, CancellationView, LateRefund, OrderId, OrderStatus, OrderView, Phase, RefundView, SaleId,
+    SaleView,
 };
 
 /// Set on an answer that an earlier request with the same key had got.
@@ -30,6 +31,7 @@ pub(super) struct SaleBody<'a> {
     max_per_order: i32,
     opens_at: Timestamp,
     closes_at: Option<Timestamp>,
+    cancelled_at: Option<Timestamp>,
     phase: &'static str,
     server_time: Timestamp,
 }
@@ -50,6 +52,7 @@ impl<'a> From<&'a SaleView> for SaleBody<'a> {
             max_per_order: terms.max_per_order,
             opens_at: terms.opens_at,
             closes_at: terms.closes_at,
+            cancelled_at: view.cancelled_at,
             phase: Phase::at(view.server_time, terms, stock).as_str(),
             server_time: view.server_time,
         }
@@ -74,6 +77,18 @@ struct AcceptedBody<'a> {
     currency: &'a str,
     status: &'static str,
     created_at: Timestamp,
+}
+
+/// How far the end of a sale that is called off is.
+#[derive(Serialize)]
+struct CancellationBody {
+    sale_id: SaleId,
+    cancelled_at: Option<Timestamp>,
+    done_at: Option<Timestamp>,
+    orders_open: i64,
+    orders_to_refund: i64,
+    orders_released: i64,
+    orders_refunded: i64,
 }
 
 /// A refund as it stands.
@@ -159,6 +174,21 @@ pub(super) fn order(view: &OrderView) -> Response<Full<Bytes>> {
         refund_due_minor: view.refund_due_minor,
         updated_at: view.updated_at,
     })
+}
+
+/// How far the end of a sale is.
+pub(super) fn cancellation(status: StatusCode, view: &CancellationView) -> Response<Full<Bytes>> {
+    let mut response = ok(&CancellationBody {
+        sale_id: view.sale,
+        cancelled_at: view.cancelled_at,
+        done_at: view.done_at,
+        orders_open: view.open,
+        orders_to_refund: view.to_refund,
+        orders_released: view.released,
+        orders_refunded: view.refunded,
+    });
+    *response.status_mut() = status;
+    response
 }
 
 /// 202 with a refund that is promised, or has been paid since.

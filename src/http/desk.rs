@@ -6,7 +6,8 @@ use hyper::HeaderMap;
 use crate::actors::Desk;
 use crate::actors::desk::{CancelError, DeskError, Health, Received, RefundError, WebhookError};
 use crate::domain::{
-    Accepted, Buyer, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView, Refusal, SaleId, SaleView,
+    Accepted, Buyer, CancellationView, NewSale, OrderId, OrderView, Purchase, RefundAsk, RefundView, Refusal,
+    SaleId, SaleView,
 };
 
 /// The desk behind the front door. A trait only so that the door can be tested without an engine behind it.
@@ -28,6 +29,12 @@ pub trait FrontDesk: Send + Sync + 'static {
         after: Option<SaleId>,
         limit: u16,
     ) -> impl Future<Output = Result<Vec<SaleView>, DeskError>> + Send;
+
+    /// Calls a sale off, once.
+    fn cancel_sale(&self, id: SaleId) -> impl Future<Output = Result<CancellationView, DeskError>> + Send;
+
+    /// How far the end of a sale that is called off is.
+    fn cancellation(&self, id: SaleId) -> impl Future<Output = Result<CancellationView, DeskError>> + Send;
 
     /// One order of this buyer.
     fn order(&self, id: OrderId, buyer: &Buyer) -> impl Future<Output = Result<OrderView, DeskError>> + Send;
@@ -78,6 +85,14 @@ impl FrontDesk for Desk {
         limit: u16,
     ) -> impl Future<Output = Result<Vec<SaleView>, DeskError>> + Send {
         Desk::sales(self, after, limit)
+    }
+
+    fn cancel_sale(&self, id: SaleId) -> impl Future<Output = Result<CancellationView, DeskError>> + Send {
+        Desk::cancel_sale(self, id)
+    }
+
+    fn cancellation(&self, id: SaleId) -> impl Future<Output = Result<CancellationView, DeskError>> + Send {
+        Desk::cancellation(self, id)
     }
 
     fn order(&self, id: OrderId, buyer: &Buyer) -> impl Future<Output = Result<OrderView, DeskError>> + Send {

@@ -7,6 +7,7 @@ use matchit::Router;
 pub(super) enum Route {
     Sales,
     Sale,
+    CancelSale,
     Orders,
     Order,
     Cancel,
@@ -18,9 +19,10 @@ pub(super) enum Route {
 }
 
 impl Route {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Sales,
         Self::Sale,
+        Self::CancelSale,
         Self::Orders,
         Self::Order,
         Self::Cancel,
@@ -36,6 +38,7 @@ impl Route {
         match self {
             Self::Sales => "/v1/sales",
             Self::Sale => "/v1/sales/{id}",
+            Self::CancelSale => "/v1/sales/{id}/cancel",
             Self::Orders => "/v1/sales/{id}/orders",
             Self::Order => "/v1/orders/{id}",
             Self::Cancel => "/v1/orders/{id}/cancel",
@@ -50,7 +53,7 @@ impl Route {
     /// The methods it knows, as the `Allow` header has them.
     pub(super) const fn allow(self) -> &'static str {
         match self {
-            Self::Sales => "GET, HEAD, POST",
+            Self::Sales | Self::CancelSale => "GET, HEAD, POST",
             Self::Orders | Self::Cancel | Self::Refund | Self::Webhook => "POST",
             Self::Sale | Self::Order | Self::Livez | Self::Readyz | Self::Metrics => "GET, HEAD",
         }

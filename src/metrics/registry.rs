@@ -414,7 +414,7 @@ fn who(event: Event) -> &'static [By] {
 
 fn known_lost_claims(make: &Maker<'_>) -> Vec<Option<Counter>> {
     let mut known: Vec<Option<Counter>> = (0..BYS * STATUSES * (STATUSES + 1)).map(|_| None).collect();
-    for by in [By::Payment, By::Sweeper, By::Webhook, By::Buyer] {
+    for by in [By::Payment, By::Sweeper, By::Webhook, By::Buyer, By::Seller] {
         for wanted in [OrderStatus::Processing, OrderStatus::Paid, OrderStatus::Failed] {
             for found in OrderStatus::ALL.into_iter().map(Some).chain([None]) {
                 known[claim_index(by, wanted, found)] = Some(make.claim_lost(by, wanted, found));

@@ -4,6 +4,7 @@
 //! taken orders first (by id), then buyer allotments, then inventory rows (by sale id); no call in here waits for anything but
 //! Postgres. Callers run these in tasks of their own: a cancelled `begin` can leave a transaction open in the pool.
 
+mod cancellation;
 mod error;
 mod group;
 mod inbox;
@@ -28,6 +29,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgPool, Postgres, Transaction};
 
+pub use cancellation::OrderToEnd;
 pub use error::Error;
 pub use group::{GroupPlaced, SaleBatch};
 pub use inbox::{Delivery, DueEvent, EventEnd, Handled, InboxState, Met, Received, RetriesOfDay};

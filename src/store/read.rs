@@ -27,6 +27,7 @@ macro_rules! sale_view_sql {
         concat!(
             "SELECT s.id, s.name, s.unit_price_minor, s.currency, s.per_buyer_limit, s.max_per_order,
                     micros(s.opens_at) AS opens_at_us, micros(s.closes_at) AS closes_at_us,
+                    micros(s.cancelled_at) AS cancelled_at_us,
                     i.quantity, i.available, i.held, i.sold, micros(clock_timestamp()) AS now_us
              FROM sales s JOIN inventory i ON i.sale_id = s.id ",
             $rest
@@ -190,6 +191,7 @@ fn sale_view(row: &PgRow) -> Result<SaleView, Error> {
             terms,
         },
         stock: stock(row)?,
+        cancelled_at: row.try_get::<Option<i64>, _>("cancelled_at_us")?.map(timestamp),
         server_time: timestamp(row.try_get("now_us")?),
     })
 }

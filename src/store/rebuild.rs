@@ -1,9 +1,10 @@
 //! Rebuild: what the gate must know of a sale, read under a raised epoch.
 
 use futures_util::TryStreamExt;
+use jiff::Timestamp;
 use sqlx::Row;
 
-use super::{Error, Store, commit};
+use super::{Error, Store, commit, timestamp};
 use crate::domain::{Buyer, IdempotencyDigest, OrderId, SaleId};
 use crate::metrics::Pool;
 
@@ -29,6 +30,8 @@ pub struct Snapshot {
     pub epoch: i64,
     /// Units available under it.
     pub available: i64,
+    /// When the sale closes, as it is now: a sale that is called off closes earlier than it was listed to.
+    pub closes_at: Option<Timestamp>,
     /// All of its orders.
     pub orders: Vec<KnownOrder>,
 }
@@ -55,6 +58,10 @@ impl Store {
             sqlx::query("DELETE FROM gate_releases WHERE sale_id = $1")
                 .bind(sale.0)
                 .execute(&mut *tx)
+                .await?;
+            let closes_at_us: Option<i64> = sqlx::query_scalar("SELECT micros(closes_at) FROM sales WHERE id = $1")
+                .bind(sale.0)
+                .fetch_one(&mut *tx)
                 .await?;
             let mut orders = Vec::new();
             {
@@ -84,6 +91,7 @@ impl Store {
             Ok(Some(Snapshot {
                 epoch,
                 available: available.into(),
+                closes_at: closes_at_us.map(timestamp),
                 orders,
             }))
         })

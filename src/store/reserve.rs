@@ -312,10 +312,10 @@ impl Store {
                 }
                 let quantity = i64::from(order.quantity);
                 let held = used.entry(order.buyer.as_str().to_owned()).or_default();
-                *decision = if check_times && not_open {
-                    Some(Placed::NotOpen)
-                } else if check_times && closed {
+                *decision = if check_times && closed {
                     Some(Placed::Closed)
+                } else if check_times && not_open {
+                    Some(Placed::NotOpen)
                 } else if per_buyer_limit.is_some_and(|limit| *held + quantity > i64::from(limit)) {
                     Some(Placed::LimitExceeded)
                 } else if quantity > free {

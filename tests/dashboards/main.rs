@@ -265,7 +265,7 @@ async fn stock_adds_up_and_every_loser_is_shown() {
     );
     assert_eq!(
         losers,
-        ["buyer", "payment", "sweeper", "webhook"]
+        ["buyer", "payment", "seller", "sweeper", "webhook"]
             .map(str::to_owned)
             .into()
     );

@@ -1,6 +1,7 @@
 //! Whole flows through the real program, on real `PostgreSQL` and Redis, over HTTP. Tests named after a number stand for a case
 //! from docs/cases.md.
 
+mod cancellation;
 mod crashes;
 mod groups;
 mod interleavings;

@@ -447,6 +447,27 @@ async fn a_refund_is_promised_with_202_and_refused_by_reason() {
 }
 
 #[tokio::test]
+async fn a_sale_is_called_off_with_202_and_tells_how_far_that_is() {
+    let door = Door::open(roomy()).await;
+    let mut client = door.connect().await;
+    let path = format!("/v1/sales/{SALE}/cancel");
+    let body = format!(
+        r#"{{"sale_id":"{SALE}","cancelled_at":"2026-12-01T09:00:00Z","done_at":null,"orders_open":1,"orders_to_refund":2,"orders_released":3,"orders_refunded":4}}"#
+    );
+    let cancelled = client.ask(&post(&path, "", "")).await;
+    assert_eq!((cancelled.status, &cancelled.body), (202, &body));
+    let asked = client.ask(&get(&path)).await;
+    assert_eq!((asked.status, &asked.body), (200, &body));
+    let nobody = client
+        .ask(&post(&format!("/v1/sales/{ORDER}/cancel"), "", ""))
+        .await;
+    assert_eq!(
+        (nobody.status, nobody.problem().as_str()),
+        (404, "sale_not_found")
+    );
+}
+
+#[tokio::test]
 async fn a_webhook_is_taken_whatever_its_content_type_and_refused_by_reason() {
     let door = Door::open(roomy()).await;
     let mut client = door.connect().await;

@@ -9,8 +9,8 @@ use fluxbuy::actors::desk::{
     CancelError, DeskError, Health, ReceiveError, Received, RefundError, Refused, WebhookError,
 };
 use fluxbuy::domain::{
-    Accepted, Buyer, Currency, FailureReason, Money, NewSale, OrderId, OrderStatus, OrderView, Purchase,
-    RefundAsk, RefundRefusal, RefundView, Refusal, Sale, SaleId, SaleView, Stock,
+    Accepted, Buyer, CancellationView, Currency, FailureReason, Money, NewSale, OrderId, OrderStatus,
+    OrderView, Purchase, RefundAsk, RefundRefusal, RefundView, Refusal, Sale, SaleId, SaleView, Stock,
 };
 use fluxbuy::http::{DrainReport, FrontDesk, Settings, serve};
 use fluxbuy::signature::Unverified;
@@ -141,6 +141,25 @@ impl FrontDesk for FakeDesk {
         plan.carry_out().await
     }
 
+    async fn cancel_sale(&self, id: SaleId) -> Result<CancellationView, DeskError> {
+        self.cancellation(id).await
+    }
+
+    async fn cancellation(&self, id: SaleId) -> Result<CancellationView, DeskError> {
+        if id.to_string() != SALE {
+            return Err(DeskError::NotFound);
+        }
+        Ok(CancellationView {
+            sale: id,
+            cancelled_at: Some(at("2026-12-01T09:00:00Z")),
+            done_at: None,
+            open: 1,
+            to_refund: 2,
+            released: 3,
+            refunded: 4,
+        })
+    }
+
     async fn refund(&self, order: OrderId, ask: RefundAsk) -> Result<RefundView, RefundError> {
         let view = RefundView {
             order,
@@ -232,6 +251,7 @@ pub(crate) fn sale_view() -> SaleView {
             held: 6,
             sold: 4,
         },
+        cancelled_at: None,
         server_time: at("2026-12-01T09:00:01Z"),
     }
 }

@@ -245,6 +245,17 @@ impl Logic {
             .await
     }
 
+    /// Its sale is called off, and nobody has claimed it.
+    pub async fn cancel_with_sale(&self) -> Result<Outcome, WriteError> {
+        self.parts
+            .writer
+            .apply(
+                self.change(Event::SaleCancelled, OrderStatus::Pending, None),
+                By::Seller,
+            )
+            .await
+    }
+
     /// Settles an order that has been open for longer than the cutoff, if that is safe.
     pub async fn sweep(&self, stuck: StuckOrder) -> Swept {
         let swept = match stuck.status {

@@ -72,6 +72,11 @@ pub enum Swept {
 #[rtype(result = "Result<Outcome, WriteError>")]
 pub struct Cancel;
 
+/// Its sale is called off.
+#[derive(Message)]
+#[rtype(result = "Result<Outcome, WriteError>")]
+pub struct CancelWithSale;
+
 /// The provider has told something by itself, and this is what it means for the order.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Heard")]

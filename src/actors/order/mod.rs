@@ -22,7 +22,7 @@ pub use registry::Orders;
 
 use charge::ChargeEnd;
 use logic::Logic;
-use messages::{Cancel, Charge, ChargeEnded, Rest, Sweep};
+use messages::{Cancel, CancelWithSale, Charge, ChargeEnded, Rest, Sweep};
 
 use crate::actors::transition_writer::WriteError;
 use crate::store::Outcome;
@@ -160,6 +160,15 @@ impl Handler<Cancel> for OrderActor {
     fn handle(&mut self, _: Cancel, _: &mut Self::Context) -> Self::Result {
         let logic = self.logic.clone();
         self.atomically(async move { logic.cancel().await })
+    }
+}
+
+impl Handler<CancelWithSale> for OrderActor {
+    type Result = AtomicResponse<Self, Result<Outcome, WriteError>>;
+
+    fn handle(&mut self, _: CancelWithSale, _: &mut Self::Context) -> Self::Result {
+        let logic = self.logic.clone();
+        self.atomically(async move { logic.cancel_with_sale().await })
     }
 }
 

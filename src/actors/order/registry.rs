@@ -13,7 +13,7 @@ use tokio::runtime;
 
 use super::OrderActor;
 use super::logic::{Logic, Parts};
-use super::messages::{Cancel, Charge, ChargePlace, Heard, Sweep, Swept, Told};
+use super::messages::{Cancel, CancelWithSale, Charge, ChargePlace, Heard, Sweep, Swept, Told};
 use crate::actors::transition_writer::WriteError;
 use crate::domain::{OrderId, SaleId};
 use crate::metrics;
@@ -68,6 +68,13 @@ impl Orders {
     pub async fn cancel(&self, order: OrderId, sale: SaleId) -> Result<Outcome, WriteError> {
         // Each actor may have died with the question in its hands.
         self.ask(order, sale, || Cancel)
+            .await
+            .unwrap_or(Err(WriteError::OutcomeUnknown))
+    }
+
+    /// Has an order released whose sale is called off, while it is PENDING.
+    pub async fn cancel_with_sale(&self, order: OrderId, sale: SaleId) -> Result<Outcome, WriteError> {
+        self.ask(order, sale, || CancelWithSale)
             .await
             .unwrap_or(Err(WriteError::OutcomeUnknown))
     }

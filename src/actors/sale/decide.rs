@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use tokio::sync::Mutex;
 
 use super::batch::Entry;
@@ -68,12 +69,15 @@ pub struct Decider {
     /// One rebuild at a time; whoever waited for another's is done with it.
     rebuild: Mutex<()>,
     rebuilds: AtomicU64,
+    /// When the sale closes, as the last rebuild found it.
+    closes_at: std::sync::Mutex<Option<Timestamp>>,
 }
 
 impl Decider {
     /// A decider for this sale.
     pub fn new(sale: Arc<Sale>, parts: Arc<Parts>) -> Self {
         Self {
+            closes_at: std::sync::Mutex::new(sale.terms.closes_at),
             sale,
             parts,
             rebuild: Mutex::new(()),
@@ -164,6 +168,19 @@ impl Decider {
         }
     }
 
+    fn closing(&self) -> std::sync::MutexGuard<'_, Option<Timestamp>> {
+        self.closes_at
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// As far as is known: who finds a sale closed that was called off elsewhere is told the time when that was learned.
+    fn closed(&self) -> Refusal {
+        Refusal::Closed {
+            closes_at: self.closing().unwrap_or_else(Timestamp::now),
+        }
+    }
+
     async fn ask_gate(&self, entries: &[Entry]) -> Result<gate::Reserve, gate::Error> {
         let requests: Vec<Reservation> = entries
             .iter()
@@ -217,7 +234,7 @@ impl Decider {
                         opens_at: terms.opens_at,
                     }),
                 ),
-                Verdict::Closed => batch.answer(digest, Err(batch.closed())),
+                Verdict::Closed => batch.answer(digest, Err(self.closed())),
             }
         }
         if replays.is_empty() {
@@ -354,7 +371,7 @@ impl Decider {
                         }),
                     ));
                 }
-                Placed::Closed => refused.push((entry, Err(batch.closed()))),
+                Placed::Closed => refused.push((entry, Err(self.closed()))),
                 Placed::Bad(_) => {
                     refused.push((
                         entry,
@@ -536,9 +553,10 @@ impl Decider {
         let facts = SaleFacts {
             available: snapshot.available,
             opens_at: terms.opens_at,
-            closes_at: terms.closes_at,
+            closes_at: snapshot.closes_at,
             per_buyer_limit: terms.per_buyer_limit,
         };
+        *self.closing() = snapshot.closes_at;
         let gate = &self.parts.gate;
         let epoch = snapshot.epoch;
         let result = async {
@@ -615,12 +633,6 @@ impl Batch<'_> {
     fn limit_exceeded(&self) -> Refusal {
         Refusal::LimitExceeded {
             per_buyer_limit: self.sale.terms.per_buyer_limit.unwrap_or(i32::MAX),
-        }
-    }
-
-    fn closed(&self) -> Refusal {
-        Refusal::Closed {
-            closes_at: self.sale.terms.closes_at.unwrap_or(jiff::Timestamp::MAX),
         }
     }
 }

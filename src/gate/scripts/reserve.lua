@@ -99,10 +99,10 @@ for i = 1, n do
         end
     elseif tombs and tombs[i] then
         verdict = 'X'
-    elseif now < opens_at then
-        verdict = 'N'
     elseif closes_at and now >= closes_at then
         verdict = 'C'
+    elseif now < opens_at then
+        verdict = 'N'
     else
         local used_before = limit and (fresh_used[buyer] or tonumber(used[i] or 0))
         if limit and used_before + quantity > limit then

@@ -28,6 +28,8 @@ pub(super) async fn answer<D: FrontDesk>(route: Route, call: &Call<'_, D>, body:
         (Route::Sale, &Method::GET | &Method::HEAD) => sales::show(call).await,
         (Route::Sales, &Method::GET | &Method::HEAD) => sales::page(call).await,
         (Route::Sales, &Method::POST) => sales::list(call, body).await,
+        (Route::CancelSale, &Method::GET | &Method::HEAD) => sales::cancellation(call).await,
+        (Route::CancelSale, &Method::POST) => sales::cancel(call).await,
         (Route::Livez, &Method::GET | &Method::HEAD) => Ok(operations::live()),
         (Route::Readyz, &Method::GET | &Method::HEAD) => Ok(operations::ready(call)),
         (Route::Metrics, &Method::GET | &Method::HEAD) => operations::metrics(call).await,

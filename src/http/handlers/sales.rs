@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use hyper::body::Incoming;
 use serde_json::Value;
 
@@ -40,14 +41,43 @@ pub(super) async fn list<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> An
 
 /// `GET /v1/sales/{id}`
 pub(super) async fn show<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
-    let id = extract::uuid(call.path_id)
-        .map(SaleId)
-        .ok_or(Problem::SaleNotFound)?;
+    let id = sale_id(call)?;
     let view = call
         .ask(call.door.desk.sale(id))
         .await?
         .map_err(|e| Problem::about_sale(&e))?;
     Ok(answer::ok(&SaleBody::from(&view)))
+}
+
+/// `POST /v1/sales/{id}/cancel`
+pub(super) async fn cancel<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
+    let id = sale_id(call)?;
+    let door = Arc::clone(call.door);
+    match call
+        .shielded(async move { door.desk.cancel_sale(id).await })
+        .await
+    {
+        Ok(view) => Ok(answer::cancellation(
+            StatusCode::ACCEPTED,
+            &view.map_err(|e| Problem::about_sale(&e))?,
+        )),
+        Err(_) => Err(Problem::OUTCOME_UNKNOWN),
+    }
+}
+
+/// `GET /v1/sales/{id}/cancel`
+pub(super) async fn cancellation<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
+    let view = call
+        .ask(call.door.desk.cancellation(sale_id(call)?))
+        .await?
+        .map_err(|e| Problem::about_sale(&e))?;
+    Ok(answer::cancellation(StatusCode::OK, &view))
+}
+
+fn sale_id<D: FrontDesk>(call: &Call<'_, D>) -> Result<SaleId, Problem> {
+    extract::uuid(call.path_id)
+        .map(SaleId)
+        .ok_or(Problem::SaleNotFound)
 }
 
 /// `GET /v1/sales`

@@ -1,5 +1,6 @@
 //! Scenarios: what is done to an engine, and what must hold afterwards.
 
+mod cancel_sale;
 mod flood;
 mod guard_off;
 mod in_doubt;
@@ -46,11 +47,13 @@ pub enum Scenario {
     InDoubt,
     /// Refunds of the same orders from two windows at once.
     RefundRace,
+    /// A sale that is called off in the middle.
+    CancelSale,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -61,6 +64,7 @@ impl Scenario {
         Self::TwinsUnguarded,
         Self::InDoubt,
         Self::RefundRace,
+        Self::CancelSale,
     ];
 
     /// Its name on the command line.
@@ -76,6 +80,7 @@ impl Scenario {
             Self::TwinsUnguarded => "twins-unguarded",
             Self::InDoubt => "in-doubt",
             Self::RefundRace => "refund-race",
+            Self::CancelSale => "cancel-sale",
         }
     }
 
@@ -92,6 +97,7 @@ impl Scenario {
             Self::TwinsUnguarded => twins_unguarded::ABOUT,
             Self::InDoubt => in_doubt::ABOUT,
             Self::RefundRace => refund_race::ABOUT,
+            Self::CancelSale => cancel_sale::ABOUT,
         }
     }
 
@@ -109,6 +115,7 @@ impl Scenario {
             Self::Replay => (500, 600),
             Self::WebhookTwins => (2_000, 2_000),
             Self::WebhookStorm => (600, 600),
+            Self::CancelSale => (600, 1_500),
             Self::TwinsUnguarded | Self::InDoubt => (300, 300),
         }
     }
@@ -163,6 +170,7 @@ impl Run {
             Scenario::TwinsUnguarded => twins_unguarded::needs(),
             Scenario::InDoubt => in_doubt::needs(self),
             Scenario::RefundRace => refund_race::needs(),
+            Scenario::CancelSale => cancel_sale::needs(),
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
         let world = World::open(place, &needs, &label, self.seed).await?;
@@ -189,6 +197,7 @@ impl Run {
             Scenario::TwinsUnguarded => twins_unguarded::play(self, world).await,
             Scenario::InDoubt => in_doubt::play(self, world).await,
             Scenario::RefundRace => refund_race::play(self, world).await,
+            Scenario::CancelSale => cancel_sale::play(self, world).await,
         }
     }
 }

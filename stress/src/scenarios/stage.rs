@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use super::Run;
 use super::watch::Watch;
 use crate::audit::{self, Case, Facts, Findings, Terms};
-use crate::load::{Crowd, Outcome, Record, workload::Errand};
+use crate::load::{Ask, Crowd, Outcome, Record, workload::Errand};
 use crate::progress::Progress;
 use crate::report::{self, ClaimsLost, Latency, Orders, Provider, Report, Stock};
 use crate::world::{Metrics, World};
@@ -142,6 +143,27 @@ impl<'a> Stage<'a> {
         self.scene = Some((stall, watch));
         self.records = crowd.rush(sale, errands, opening, keep_bodies).await?;
         Ok(())
+    }
+
+    /// The sale.
+    pub(super) fn sale(&self) -> anyhow::Result<Uuid> {
+        let (stall, _) = self.scene.as_ref().context("nothing is on sale")?;
+        Ok(stall.sale)
+    }
+
+    /// One more buyer, now. Tells what that came to.
+    pub(super) async fn try_once_more(&mut self) -> anyhow::Result<Outcome> {
+        let sale = self.sale()?;
+        let ask = Ask {
+            buyer: self.run.buyers,
+            key: self.run.buyers,
+            quantity: 1,
+        };
+        let crowd = Crowd::gather(self.world.engines(), 1).await?;
+        let records = crowd.rush(sale, vec![vec![ask]], Instant::now(), false).await?;
+        let outcome = records.last().context("nobody asked")?.outcome.clone();
+        self.records.extend(records);
+        Ok(outcome)
     }
 
     /// Orders that buyers know of.
