@@ -268,7 +268,7 @@ async fn a_sale_is_listed_and_shown() {
     let shown = client.ask(&get(&path)).await;
     assert_eq!((shown.status, &shown.body), (200, &listed.body));
     let expected = format!(
-        r#"{{"id":"{SALE}","name":"Boots","quantity":900,"available":890,"held":6,"sold":4,"unit_price_minor":4999,"currency":"EUR","per_buyer_limit":null,"max_per_order":1000,"opens_at":"2026-12-01T09:00:00Z","closes_at":null,"phase":"open","server_time":"2026-12-01T09:00:01Z"}}"#
+        r#"{{"id":"{SALE}","name":"Boots","quantity":900,"available":890,"held":6,"sold":4,"unit_price_minor":4999,"currency":"EUR","per_buyer_limit":null,"max_per_order":1000,"opens_at":"2026-12-01T09:00:00Z","closes_at":null,"cancelled_at":null,"phase":"open","server_time":"2026-12-01T09:00:01Z"}}"#
     );
     assert_eq!(shown.body, expected);
     let terms = door.fake.listed.lock().unwrap()[0].clone();
