@@ -53,6 +53,13 @@ enum Command {
         #[command(subcommand)]
         action: Webhooks,
     },
+    /// Print everything that the database knows of an order, in the order in which it happened.
+    Trace {
+        #[command(flatten)]
+        configured: Configured,
+        /// The order.
+        order: OrderId,
+    },
     /// Sell 900 units to 900 buyers at once, on private servers, and audit every unit and every cent.
     Demo(demo::Args),
     /// Run a payment provider for demonstrations and tests, with a book of its own.
@@ -163,6 +170,17 @@ fn run(command: Command) -> anyhow::Result<()> {
                     println!("{}", serde_json::to_string_pretty(&rows)?);
                 } else {
                     println!("{}", tables::webhook_retries(&rows));
+                }
+                Ok(())
+            })
+        }
+        Command::Trace { configured, order } => {
+            let config = configured.load(Need::Database)?;
+            block_on(async move {
+                let timeline = Store::new(&config.postgres)?.trace(order).await?;
+                anyhow::ensure!(!timeline.is_empty(), "there is no order {order}");
+                for happened in timeline {
+                    println!("{:.3} {:<11} {}", happened.at, happened.what, happened.detail);
                 }
                 Ok(())
             })

@@ -13,7 +13,7 @@ use super::batches;
 use super::breaker::Breaker;
 use super::releaser::Releaser;
 use crate::domain::transition;
-use crate::metrics::{self, By, What};
+use crate::metrics::{self, What};
 use crate::store::{self, Change, Outcome, Store};
 
 /// One order hands in one change at a time, so the queue also bounds orders in transition; more per commit than 512 were measured to
@@ -43,7 +43,6 @@ pub enum WriteError {
 
 struct Job {
     change: Change,
-    by: By,
     answer: oneshot::Sender<Result<Outcome, WriteError>>,
 }
 
@@ -74,15 +73,15 @@ impl TransitionWriter {
         Self { jobs }
     }
 
-    /// Applies one change with the next batch, on behalf of `by`. A lost claim is counted in here.
+    /// Applies one change with the next batch. A lost claim is counted in here.
     ///
     /// # Errors
     /// [`WriteError`]; a full queue is waited for, which is bounded by the orders in transition.
-    pub async fn apply(&self, change: Change, by: By) -> Result<Outcome, WriteError> {
+    pub async fn apply(&self, change: Change) -> Result<Outcome, WriteError> {
         let (answer, outcome) = oneshot::channel();
         let stopped = || WriteError::Unavailable("the engine is stopping".to_owned());
         self.jobs
-            .send(Job { change, by, answer })
+            .send(Job { change, answer })
             .await
             .map_err(|_| stopped())?;
         outcome.await.unwrap_or(Err(WriteError::OutcomeUnknown))
@@ -168,7 +167,8 @@ impl Worker {
 
 impl Job {
     fn answer(self, outcome: Outcome, after_unknown: bool) {
-        let Self { change, by, answer } = self;
+        let Self { change, answer } = self;
+        let by = change.by;
         let wanted = transition(change.expect, change.event).map_or(change.expect, |t| t.to);
         match &outcome {
             Outcome::Applied(applied) => metrics::transition(Some(change.expect), applied.status, by),

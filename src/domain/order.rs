@@ -166,6 +166,26 @@ impl Event {
     ];
 }
 
+impl Event {
+    /// Its name in an order's history.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::TakeOver => "take_over",
+            Self::ChargeSucceeded => "charge_succeeded",
+            Self::ChargeDeclined => "charge_declined",
+            Self::ChargeNotSent => "charge_not_sent",
+            Self::ChargeVoided => "charge_voided",
+            Self::GivenUp => "given_up",
+            Self::Swept => "swept",
+            Self::Cancelled => "cancelled",
+            Self::SaleCancelled => "sale_cancelled",
+            Self::Refunded => "refunded",
+            Self::RefundedAndReturned => "refunded_and_returned",
+        }
+    }
+}
+
 /// What has to happen with a transition: in its own transaction, or written down there and done afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {

@@ -187,7 +187,7 @@ impl Provider {
             (Method::GET, ["charges", reference]) => self.lookup(reference),
             (Method::POST, ["charges", reference, "void"]) => self.void(reference),
             (Method::POST, ["charges", charge, "refunds"]) => match body::<RefundBody>(request).await {
-                Ok(body) => self.refund(charge, &body),
+                Ok(body) => self.refund(charge, &body).await,
                 Err(answer) => Ok(answer),
             },
             (Method::GET, ["book"]) => Ok(json(StatusCode::OK, &self.lock().book.page(""))),
@@ -367,7 +367,7 @@ impl Provider {
         Ok(json(StatusCode::OK, &charge))
     }
 
-    fn refund(&self, charge: &str, body: &RefundBody) -> Answer {
+    async fn refund(&self, charge: &str, body: &RefundBody) -> Answer {
         let fault = self.before(Operation::Refund, charge)?;
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
@@ -387,8 +387,10 @@ impl Provider {
                 ..happening(&charge)
             });
         }
-        if fault.mode == Mode::AnswerLost {
-            return Err(CutOff);
+        match fault.mode {
+            Mode::AnswerLost => return Err(CutOff),
+            Mode::Hang => self.until_lifted(Mode::Hang).await,
+            _ => {}
         }
         Ok(match outcome {
             Refunded::Done => json(StatusCode::OK, &json!({"status": "refunded"})),

@@ -17,6 +17,7 @@ mod releases;
 mod reserve;
 mod scan;
 mod tasks;
+mod trace;
 mod transition;
 
 use std::ops::{Deref, DerefMut};
@@ -38,6 +39,7 @@ pub use refunds::RefundNoted;
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};
 pub use tasks::{DeadLetter, Task, TaskKind};
+pub use trace::Happened;
 pub use transition::{Applied, Change, Outcome, Written};
 
 use crate::config;

@@ -6,7 +6,7 @@ use super::tasks::{TaskKind, delete_task};
 use super::transition::{Change, Outcome, apply_in};
 use super::{Error, Store, commit};
 use crate::domain::{Event, OrderId, OrderStatus, RefundAsk, RefundRefusal, RefundView, SaleId};
-use crate::metrics::Pool;
+use crate::metrics::{By, Pool};
 
 /// What became of the news that a refund has been paid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -286,6 +286,7 @@ async fn finish(
         },
         expect: OrderStatus::Paid,
         fence: None,
+        by: By::Seller,
         decline_code: None,
         provider_event: None,
         #[cfg(feature = "test-switches")]

@@ -9,7 +9,7 @@ use super::{Error, Store, commit};
 use crate::domain::{
     Effect, Event, FailureReason, Money, OrderId, OrderStatus, SaleId, Transition, transition,
 };
-use crate::metrics::Pool;
+use crate::metrics::{By, Pool};
 use crate::provider::Reference;
 
 /// When a provider that has confirmed a void is asked once more: longer than a charge under way takes.
@@ -28,6 +28,8 @@ pub struct Change {
     pub expect: OrderStatus,
     /// The fence it must still have; `None` where nobody has claimed it.
     pub fence: Option<i32>,
+    /// Who wants it.
+    pub by: By,
     /// The provider's word, for a declined payment.
     pub decline_code: Option<String>,
     /// The provider's event that brought it about, if one did.
@@ -146,6 +148,7 @@ pub(super) async fn apply_in(
         }
     }
 
+    write_log(tx, changes, &outcomes).await?;
     write_payments(tx, &moved).await?;
     write_ledger(tx, &moved).await?;
     let released = write_releases(tx, &moved).await?;
@@ -280,6 +283,61 @@ fn all_must_be_open(closed: &[&Moved<'_>]) -> bool {
         return false;
     }
     true
+}
+
+/// Who did what, and who came too late. Orders that don't exist have no history.
+async fn write_log(
+    tx: &mut Transaction<'_, Postgres>,
+    changes: &[Change],
+    outcomes: &[Outcome],
+) -> Result<(), Error> {
+    struct Line<'a> {
+        change: &'a Change,
+        applied: bool,
+        status: OrderStatus,
+        attempt: Option<i32>,
+        fence: i32,
+    }
+    let lines: Vec<Line<'_>> = changes
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(change, outcome)| match outcome {
+            Outcome::Applied(after) => Some(Line {
+                change,
+                applied: true,
+                status: after.status,
+                attempt: Some(after.attempt),
+                fence: after.fence,
+            }),
+            Outcome::Stale { status, fence } => Some(Line {
+                change,
+                applied: false,
+                status: *status,
+                attempt: None,
+                fence: *fence,
+            }),
+            Outcome::NotFound => None,
+        })
+        .collect();
+    if lines.is_empty() {
+        return Ok(());
+    }
+    sqlx::query(
+        "INSERT INTO order_transitions (order_id, by, event, applied, status, attempt, fence)
+         SELECT l.order_id, l.by, l.event, l.applied, l.status::order_status, l.attempt, l.fence
+         FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bool[], $5::text[], $6::int[], $7::int[])
+            AS l (order_id, by, event, applied, status, attempt, fence)",
+    )
+    .bind(lines.iter().map(|l| l.change.order.0).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.change.by.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.change.event.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.applied).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.status.as_sql()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.attempt).collect::<Vec<_>>())
+    .bind(lines.iter().map(|l| l.fence).collect::<Vec<_>>())
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
 }
 
 /// The payment's row of each order that was claimed, and its outcome where it is known.

@@ -75,6 +75,7 @@ fn cancelled(order: &str, sale: &str) -> Change {
         event: Event::Cancelled,
         expect: OrderStatus::Pending,
         fence: None,
+        by: fluxbuy::metrics::By::Buyer,
         decline_code: None,
         provider_event: None,
         #[cfg(feature = "test-switches")]

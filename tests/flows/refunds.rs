@@ -217,6 +217,40 @@ async fn a_refund_whose_answer_is_lost_is_paid_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn p14_no_transaction_is_open_while_a_refund_is_under_way() {
+    let bed = Setup::default().start().await;
+    let sale = bed.sale(10).await;
+    let mut orders = Vec::new();
+    for n in 0..10 {
+        orders.push(paid(&bed, &sale, &format!("b{n}"), 1).await);
+    }
+    bed.fault(json!({"mode": "hang", "operations": ["refund"]})).await;
+    for order in &orders {
+        assert_eq!(refund(&bed, order, "k", json!({})).await.status, 202);
+    }
+    eventually("all refunds are under way", || async {
+        bed.book().await["refunds"].as_array().unwrap().len() == 10
+    })
+    .await;
+    for _ in 0..20 {
+        let old: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'fluxbuy_engine'
+             AND xact_start < clock_timestamp() - interval '500 milliseconds'",
+        )
+        .fetch_one(&bed.db)
+        .await
+        .unwrap();
+        assert_eq!(old, 0);
+        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+    }
+    bed.fault(json!({"mode": "none"})).await;
+    for (n, order) in orders.iter().enumerate() {
+        bed.wait_for_status(order, &format!("b{n}"), "refunded").await;
+    }
+    bed.audit(&sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_database_promises_no_more_than_was_taken() {
     let bed = Setup::default().start().await;
     let sale = bed.sale(1).await;

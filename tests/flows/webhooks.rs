@@ -457,3 +457,85 @@ async fn an_event_that_a_crash_left_is_applied_by_whoever_comes_next() {
     assert_eq!(one::<i64>(&bed, by, "left").await, 1);
     bed.settled(&sale).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orders_whole_life_can_be_traced() {
+    let bed = setup().latency_ms(100, 100).start().await;
+    talk(
+        &bed,
+        json!({"copies_min": 2, "copies_max": 2, "gap_min_ms": 40, "gap_max_ms": 120}),
+    )
+    .await;
+    let sale = bed.sale(2).await;
+    let order = bed.order(&sale, "ann", 2).await;
+    bed.wait_for_status(&order, "ann", "paid").await;
+    // What comes too late is told as well.
+    let late = event("late", "charge.declined", &format!("{order}:1"), 2000);
+    assert_eq!(deliver(&bed, &late).await.unwrap().status, 200);
+    ends_as(&bed, "late", "NO_CHANGE").await;
+    let refund = bed
+        .client
+        .post(
+            &format!("{}/v1/orders/{order}/refund", bed.url()),
+            &[("idempotency-key", "r")],
+            &json!({"return_units": true}),
+        )
+        .await;
+    assert_eq!(refund.status, 202, "{}", refund.text());
+    bed.wait_for_status(&order, "ann", "refunded").await;
+    sent(&bed, &order).await;
+    eventually("nothing is due", || async {
+        one::<i64>(
+            &bed,
+            "SELECT count(*) FROM provider_events WHERE state = 'DUE' AND $1 <> ''",
+            "-",
+        )
+        .await
+            == 0
+    })
+    .await;
+    let out = tokio::process::Command::new(fluxbuy())
+        .args(["trace", &order])
+        .env("FLUXBUY__POSTGRES__URL", &bed.engine_url)
+        .output()
+        .await
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let lines: Vec<&str> = said.lines().collect();
+    let times: Vec<&str> = lines.iter().map(|line| line.split_once(' ').unwrap().0).collect();
+    assert!(times.is_sorted(), "{said}");
+    assert!(
+        times
+            .iter()
+            .all(|time| time.len() == "2026-12-02T21:00:00.000Z".len()),
+        "{said}"
+    );
+    for wanted in [
+        "taken: 2 units for 2000 by buyer ann",
+        "RESERVE -2",
+        "claim by payment: PROCESSING, attempt 1, fence 1",
+        ": PAID, attempt 1, fence 1",
+        "CHARGE 2000 EUR, attempt 1",
+        "charge.declined late of mock, request ",
+        "charge.declined late: NO_CHANGE after 1 tries",
+        "1 promised: 2000, requested, with the units",
+        "REFUND 2000 EUR, attempt 1, refund 1",
+        "refunded_and_returned by seller: REFUNDED, attempt 1, fence 1",
+        "RELEASE +2",
+    ] {
+        assert_eq!(said.matches(wanted).count(), 1, "{wanted}: {said}");
+    }
+    assert_eq!(
+        said.matches("charge.succeeded evt").count(),
+        3,
+        "two deliveries and an end: {said}"
+    );
+    let nobody = tokio::process::Command::new(fluxbuy())
+        .args(["trace", &Uuid::now_v7().to_string()])
+        .env("FLUXBUY__POSTGRES__URL", &bed.engine_url)
+        .output()
+        .await
+        .unwrap();
+    assert!(!nobody.status.success());
+}

@@ -57,13 +57,14 @@ pub struct Logic {
 }
 
 impl Logic {
-    fn change(&self, event: Event, expect: OrderStatus, fence: Option<i32>) -> Change {
+    fn change(&self, event: Event, expect: OrderStatus, fence: Option<i32>, by: By) -> Change {
         Change {
             order: self.order,
             sale: self.sale,
             event,
             expect,
             fence,
+            by,
             decline_code: None,
             provider_event: None,
             #[cfg(feature = "test-switches")]
@@ -77,7 +78,7 @@ impl Logic {
         match self
             .parts
             .writer
-            .apply(self.change(Event::Claim, OrderStatus::Pending, None), By::Payment)
+            .apply(self.change(Event::Claim, OrderStatus::Pending, None, By::Payment))
             .await
         {
             Ok(Outcome::Applied(claimed)) => Some(claimed),
@@ -129,15 +130,15 @@ impl Logic {
 
     /// Moves a claimed order to its result, under its fence. Goes on for a while when the database is away; gives up to the sweeper.
     async fn settle(&self, event: Event, fence: i32, attempt: i32, code: Option<String>, by: By) -> Swept {
-        let mut change = self.change(event, OrderStatus::Processing, Some(fence));
+        let mut change = self.change(event, OrderStatus::Processing, Some(fence), by);
         change.decline_code = code;
-        self.settle_by(change, attempt, by).await
+        self.settle_by(change, attempt).await
     }
 
-    async fn settle_by(&self, change: Change, attempt: i32, by: By) -> Swept {
+    async fn settle_by(&self, change: Change, attempt: i32) -> Swept {
         let deadline = Instant::now() + SETTLE_FOR;
         loop {
-            match self.parts.writer.apply(change.clone(), by).await {
+            match self.parts.writer.apply(change.clone()).await {
                 Ok(Outcome::Applied(_)) => return Swept::Settled,
                 Ok(Outcome::Stale { status, .. }) => {
                     self.overtaken(&change, status, attempt).await;
@@ -201,14 +202,14 @@ impl Logic {
             Projection::NoChange => Heard::NoChange,
             Projection::LateCharge => self.late_charge(attempt, Some(&event_id)).await,
             Projection::Settle(event) => {
-                let mut change = self.change(event, OrderStatus::Processing, Some(fence));
+                let mut change = self.change(event, OrderStatus::Processing, Some(fence), By::Webhook);
                 change.decline_code = code;
                 change.provider_event = Some(event_id);
                 #[cfg(feature = "test-switches")]
                 {
                     change.without_guard = self.parts.webhooks_without_guard;
                 }
-                match self.settle_by(change, attempt, By::Webhook).await {
+                match self.settle_by(change, attempt).await {
                     Swept::Settled => Heard::Applied,
                     _ => Heard::Again,
                 }
@@ -238,10 +239,7 @@ impl Logic {
     pub async fn cancel(&self) -> Result<Outcome, WriteError> {
         self.parts
             .writer
-            .apply(
-                self.change(Event::Cancelled, OrderStatus::Pending, None),
-                By::Buyer,
-            )
+            .apply(self.change(Event::Cancelled, OrderStatus::Pending, None, By::Buyer))
             .await
     }
 
@@ -249,10 +247,7 @@ impl Logic {
     pub async fn cancel_with_sale(&self) -> Result<Outcome, WriteError> {
         self.parts
             .writer
-            .apply(
-                self.change(Event::SaleCancelled, OrderStatus::Pending, None),
-                By::Seller,
-            )
+            .apply(self.change(Event::SaleCancelled, OrderStatus::Pending, None, By::Seller))
             .await
     }
 
@@ -273,7 +268,7 @@ impl Logic {
         match self
             .parts
             .writer
-            .apply(self.change(Event::Swept, OrderStatus::Pending, None), By::Sweeper)
+            .apply(self.change(Event::Swept, OrderStatus::Pending, None, By::Sweeper))
             .await
         {
             Ok(Outcome::Applied(_)) => Swept::Settled,
@@ -284,8 +279,13 @@ impl Logic {
 
     /// Takes the claim over, which fences its holder out, and has the provider decide. Time alone decides nothing.
     async fn sweep_processing(&self, stuck: StuckOrder) -> Swept {
-        let take_over = self.change(Event::TakeOver, OrderStatus::Processing, Some(stuck.fence));
-        let claim = match self.parts.writer.apply(take_over, By::Sweeper).await {
+        let take_over = self.change(
+            Event::TakeOver,
+            OrderStatus::Processing,
+            Some(stuck.fence),
+            By::Sweeper,
+        );
+        let claim = match self.parts.writer.apply(take_over).await {
             Ok(Outcome::Applied(claim)) => claim,
             Ok(_) => return Swept::Lost,
             Err(_) => return Swept::Failed,
