@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::refunds::Refunds;
 use crate::metrics::{self, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
-use crate::store::{self, Store, Task, TaskKind};
+use crate::store::{self, PaidRefund, Store, Task, TaskKind};
 
 /// Tasks taken at a time, and worked off at the same time.
 const TASKS: usize = 64;
@@ -112,9 +112,14 @@ impl TaskWorker {
         let refund = Reference::of_refund(task.order, task.attempt, task.refund);
         Ok(match self.provider.refund(&charge, &refund, task.amount).await {
             RefundOutcome::Refunded => {
-                self.refunds
-                    .paid(task.order, task.sale, task.attempt, task.refund, None)
-                    .await?;
+                let paid = PaidRefund {
+                    order: task.order,
+                    sale: task.sale,
+                    attempt: task.attempt,
+                    number: task.refund,
+                    provider_event: None,
+                };
+                self.refunds.paid(paid).await?;
                 End::Done
             }
             RefundOutcome::Refused { code } => End::Never(code),

@@ -35,7 +35,7 @@ pub use error::Error;
 pub use group::{GroupPlaced, SaleBatch};
 pub use inbox::{Delivery, DueEvent, EventEnd, Handled, InboxState, Met, Received, RetriesOfDay};
 pub use rebuild::{KnownOrder, Snapshot};
-pub use refunds::RefundNoted;
+pub use refunds::{PaidRefund, RefundNoted};
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};
 pub use tasks::{DeadLetter, Task, TaskKind};

@@ -8,6 +8,21 @@ use super::{Error, Store, commit};
 use crate::domain::{Event, OrderId, OrderStatus, RefundAsk, RefundRefusal, RefundView, SaleId};
 use crate::metrics::{By, Pool};
 
+/// The news that the provider has paid a refund.
+#[derive(Debug, Clone, Copy)]
+pub struct PaidRefund<'a> {
+    /// Whose money it was.
+    pub order: OrderId,
+    /// The order's sale.
+    pub sale: SaleId,
+    /// Which charge.
+    pub attempt: i32,
+    /// Which of its refunds; 0 for money that came too late.
+    pub number: i32,
+    /// The provider's event that said so; `None` where its answer did.
+    pub provider_event: Option<&'a str>,
+}
+
 /// What became of the news that a refund has been paid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RefundNoted {
@@ -96,30 +111,20 @@ impl Store {
         .await
     }
 
-    /// The provider has paid a refund, as it answered or as its event said. With the last of an order's refunds the order is REFUNDED, and
-    /// its units go back into stock where that was asked for, in the same commit.
-    ///
-    /// `number` is 0 for money that came too late.
-    pub async fn refund_done(
-        &self,
-        order: OrderId,
-        sale: SaleId,
-        attempt: i32,
-        number: i32,
-        provider_event: Option<&str>,
-    ) -> Result<RefundNoted, Error> {
-        self.run_again(|| self.try_refund_done(order, sale, attempt, number, provider_event))
-            .await
+    /// Notes that the provider has paid a refund. With the last of an order's refunds the order is REFUNDED, and its units go back into
+    /// stock where that was asked for, in the same commit.
+    pub async fn refund_done(&self, paid: &PaidRefund<'_>) -> Result<RefundNoted, Error> {
+        self.run_again(|| self.try_refund_done(paid)).await
     }
 
-    async fn try_refund_done(
-        &self,
-        order: OrderId,
-        sale: SaleId,
-        attempt: i32,
-        number: i32,
-        provider_event: Option<&str>,
-    ) -> Result<RefundNoted, Error> {
+    async fn try_refund_done(&self, paid: &PaidRefund<'_>) -> Result<RefundNoted, Error> {
+        let PaidRefund {
+            order,
+            sale,
+            attempt,
+            number,
+            provider_event,
+        } = *paid;
         self.decided(async {
             let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;

@@ -33,15 +33,7 @@ async fn a_sale_that_is_called_off_sells_nothing_more_and_pays_everybody_back() 
         .start()
         .await;
     let sale = bed.list(200, json!({"per_buyer_limit": 1})).await;
-    let buyers: Vec<String> = (0..100).map(|n| format!("b{n}")).collect();
-    let replies = join_all(
-        buyers
-            .iter()
-            .enumerate()
-            .map(|(n, buyer)| bed.buy_at(n % 2, &sale, buyer, "k", 1)),
-    )
-    .await;
-    assert!(replies.iter().all(|reply| reply.status == 201));
+    let replies = bed.crowd(&sale, 100).await;
     eventually("some are paid", || async { bed.stock(&sale).await.2 > 10 }).await;
 
     let called_off = cancel(&bed, 0, &sale).await;
@@ -139,9 +131,7 @@ async fn a_crash_in_the_middle_of_the_end_only_delays_it() {
         .start()
         .await;
     let sale = bed.sale(60).await;
-    let buyers: Vec<String> = (0..60).map(|n| format!("b{n}")).collect();
-    let replies = join_all(buyers.iter().map(|buyer| bed.buy(&sale, buyer, "k", 1))).await;
-    assert!(replies.iter().all(|reply| reply.status == 201));
+    bed.crowd(&sale, 60).await;
     bed.settled(&sale).await;
     // Refunds are paid and their answers get lost: the end can't come.
     bed.fault(json!({"mode": "answer_lost", "operations": ["refund"]}))

@@ -232,17 +232,7 @@ async fn p14_no_transaction_is_open_while_a_refund_is_under_way() {
         bed.book().await["refunds"].as_array().unwrap().len() == 10
     })
     .await;
-    for _ in 0..20 {
-        let old: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'fluxbuy_engine'
-             AND xact_start < clock_timestamp() - interval '500 milliseconds'",
-        )
-        .fetch_one(&bed.db)
-        .await
-        .unwrap();
-        assert_eq!(old, 0);
-        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
-    }
+    bed.keeps_no_transaction_open().await;
     bed.fault(json!({"mode": "none"})).await;
     for (n, order) in orders.iter().enumerate() {
         bed.wait_for_status(order, &format!("b{n}"), "refunded").await;

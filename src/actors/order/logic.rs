@@ -13,7 +13,7 @@ use crate::actors::transition_writer::{TransitionWriter, WriteError};
 use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, Projection, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, VoidOutcome};
-use crate::store::{Applied, Change, Outcome, Store, StuckOrder};
+use crate::store::{Applied, Change, Outcome, PaidRefund, Store, StuckOrder};
 
 /// How long a settlement is tried again while the database is away; after that the sweeper finds the order.
 const SETTLE_FOR: Duration = Duration::from_secs(30);
@@ -218,12 +218,14 @@ impl Logic {
                 let Some(number) = refund else {
                     return Heard::NoChange;
                 };
-                match self
-                    .parts
-                    .refunds
-                    .paid(self.order, self.sale, attempt, number, Some(&event_id))
-                    .await
-                {
+                let paid = PaidRefund {
+                    order: self.order,
+                    sale: self.sale,
+                    attempt,
+                    number,
+                    provider_event: Some(&event_id),
+                };
+                match self.parts.refunds.paid(paid).await {
                     Ok(true) => Heard::Applied,
                     Ok(false) => Heard::NoChange,
                     Err(error) => {

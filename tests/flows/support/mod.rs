@@ -271,6 +271,31 @@ impl Bed {
             .await
     }
 
+    /// So many buyers, `b0` and on, want a unit each at the same instant, spread over the engines; all of them get it.
+    pub async fn crowd(&self, sale: &str, buyers: usize) -> Vec<Reply> {
+        let engines = self.engines.len();
+        let buys = (0..buyers)
+            .map(|n| async move { self.buy_at(n % engines, sale, &format!("b{n}"), "k", 1).await });
+        let replies = futures_util::future::join_all(buys).await;
+        assert!(replies.iter().all(|reply| reply.status == 201));
+        replies
+    }
+
+    /// For half a second, no transaction of the engine's is open for longer than a batch takes.
+    pub async fn keeps_no_transaction_open(&self) {
+        for _ in 0..20 {
+            let old: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'fluxbuy_engine'
+                 AND xact_start < clock_timestamp() - interval '500 milliseconds'",
+            )
+            .fetch_one(&self.db)
+            .await
+            .unwrap();
+            assert_eq!(old, 0);
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+
     /// Buys, and gives the order's id.
     pub async fn order(&self, sale: &str, buyer: &str, quantity: u32) -> String {
         let reply = self.buy(sale, buyer, "key", quantity).await;
