@@ -248,6 +248,18 @@ async fn p6_the_news_of_an_attempt_that_is_not_the_current_one_moves_nothing() {
     assert_eq!(deliver(&bed, &told).await.unwrap().status, 200);
     ends_as(&bed, "old_no", "NO_CHANGE").await;
     assert_eq!(bed.get_order(&order, "ann").await["status"], "processing");
+    // Its money is nobody's: it goes back, once, and the order waits for its own attempt.
+    for id in ["old_yes", "old_yes_again"] {
+        let told = event(id, "charge.succeeded", &format!("{order}:1"), 1000);
+        assert_eq!(deliver(&bed, &told).await.unwrap().status, 200);
+    }
+    eventually("the old attempt's money is back", || async {
+        bed.book().await["refunds"].as_array().unwrap().len() == 1
+    })
+    .await;
+    nothing_is_due(&bed).await;
+    assert_eq!(charges_in_ledger(&bed, &order).await, 1);
+    assert_eq!(bed.get_order(&order, "ann").await["status"], "processing");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@ use super::order::Orders;
 use crate::metrics::{self, DeliveryResult, ProviderName};
 use crate::store::{self, Delivery, Received, Store};
 
-/// Events come one by one and go in batches, two under way at once. Four seconds' worth may wait before the provider is asked
+/// Events come one by one and go in batches, two under way at once. When so many wait that the queue is full, the provider is asked
 /// to come again.
 const LIMITS: batches::Limits = batches::Limits {
     queue: 16_384,

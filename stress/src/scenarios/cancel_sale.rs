@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Run, Stage};
-use crate::load::{Outcome, Refusal, workload};
+use crate::load::{Outcome, Refusal};
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -50,9 +50,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     world
         .fault(&json!({"mode": "answer_lost", "operations": ["refund"], "percent": 33, "seed": run.seed}))
         .await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, MAX_QUANTITY), false)
-        .await?;
+    stage.rush_once_each(MAX_QUANTITY).await?;
     let engine = &world.engines()[0];
     let path = format!("/v1/sales/{}/cancel", stage.sale()?);
     let began = Instant::now();

@@ -1,7 +1,6 @@
 //! The opening instant of a sale, and then what the payments make of it.
 
 use super::{Run, Stage};
-use crate::load::workload;
 use crate::report::Report;
 use crate::world::{Needs, World};
 
@@ -15,9 +14,7 @@ pub(super) fn needs(_: &Run) -> Needs {
 
 pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     stage.settle().await?;
     let (expected, accepted) = (u64::from(run.buyers.min(run.units)), stage.accepted());
     stage

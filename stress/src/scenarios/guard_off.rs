@@ -6,7 +6,6 @@
 use sqlx::Executor as _;
 
 use super::{Run, Stage, race};
-use crate::load::workload;
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -42,13 +41,21 @@ pub(super) fn needs(run: &Run) -> Needs {
 }
 
 pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
-    world.database().execute(WALLS).await?;
+    without_walls(run, world, WALLS, BUG).await
+}
+
+/// Plays a sale to its end with these walls taken down, for a report in which the check `bug` must have failed.
+pub(super) async fn without_walls(
+    run: &Run,
+    world: &World,
+    walls: &'static str,
+    bug: &'static str,
+) -> anyhow::Result<Report> {
+    world.database().execute(walls).await?;
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     stage.settle().await?;
     let mut report = stage.report(|_, _| {}).await?;
-    report.must_fail = Some(BUG);
+    report.must_fail = Some(bug);
     Ok(report)
 }

@@ -6,7 +6,6 @@ use anyhow::ensure;
 use serde_json::json;
 
 use super::{Run, Stage, race};
-use crate::load::workload;
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -38,9 +37,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let fault = |mode: &str, percent: u32| json!({"mode": mode, "percent": percent, "seed": run.seed});
     world.fault(&fault("stored_error", 50)).await?;
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     world.fault(&fault("answer_lost", 100)).await?;
     // Many charges are made by now, few of them answered.
     until(|| async { Ok(charges_made(world).await? * 3 >= u64::from(run.buyers.min(run.units))) }).await?;

@@ -2,7 +2,6 @@
 
 use super::{Run, Stage};
 use crate::audit::Race;
-use crate::load::workload;
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -45,9 +44,7 @@ pub(super) fn needs(run: &Run) -> Needs {
 
 pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     stage.settle().await?;
     stage
         .report(|scene, findings| {

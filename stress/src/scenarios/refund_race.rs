@@ -9,7 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{Run, Stage};
-use crate::load::{Peer, workload};
+use crate::load::Peer;
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -48,9 +48,7 @@ struct Told {
 
 pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     stage.settle().await?;
     world
         .fault(&json!({"mode": "answer_lost", "operations": ["refund"], "percent": 33, "seed": run.seed}))

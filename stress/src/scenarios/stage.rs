@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Run;
 use super::watch::Watch;
 use crate::audit::{self, Case, Facts, Findings, Terms};
-use crate::load::{Ask, Crowd, Outcome, Record, workload::Errand};
+use crate::load::{Ask, Crowd, Outcome, Record, workload, workload::Errand};
 use crate::progress::Progress;
 use crate::report::{self, ClaimsLost, Latency, Orders, Provider, Report, Stock};
 use crate::world::{Metrics, World};
@@ -143,6 +143,12 @@ impl<'a> Stage<'a> {
         self.scene = Some((stall, watch));
         self.records = crowd.rush(sale, errands, opening, keep_bodies).await?;
         Ok(())
+    }
+
+    /// The usual crowd: everybody wants 1 to `max_quantity` units, once.
+    pub(super) async fn rush_once_each(&mut self, max_quantity: u32) -> anyhow::Result<()> {
+        let errands = workload::one_each(self.run.seed, self.run.buyers, max_quantity);
+        self.rush(errands, false).await
     }
 
     /// The sale.

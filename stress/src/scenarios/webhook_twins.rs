@@ -3,7 +3,6 @@
 use serde_json::json;
 
 use super::{Run, Stage};
-use crate::load::workload;
 use crate::report::Report;
 use crate::world::{Needs, Provider, World};
 
@@ -34,9 +33,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         .fault(&json!({"mode": "answer_lost", "percent": 33, "seed": run.seed}))
         .await?;
     let mut stage = Stage::open(run, world).await?;
-    stage
-        .rush(workload::one_each(run.seed, run.buyers, 1), false)
-        .await?;
+    stage.rush_once_each(1).await?;
     stage.settle().await?;
     stage
         .report(|scene, findings| {

@@ -44,7 +44,7 @@ struct Running {
 }
 
 const WATCHER: &str = r#"
-dir=$(mktemp -d -t fluxbuy-gate-test.XXXXXX) || exit 1
+dir=$(mktemp -d) || exit 1
 redis-server --port "$1" --bind 127.0.0.1 --save '' --appendonly no --dir "$dir" --logfile redis.log </dev/null >/dev/null 2>&1 &
 echo $!
 read -r _
