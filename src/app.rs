@@ -137,6 +137,7 @@ pub fn payment_provider(config: &Config) -> anyhow::Result<Arc<dyn PaymentProvid
             config.provider.url.as_str(),
             config.payment.charge_timeout(),
             config.payment.max_in_flight,
+            config.provider.two_step,
         )?)),
     })
 }

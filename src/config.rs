@@ -254,6 +254,8 @@ pub struct Provider {
     pub kind: ProviderKind,
     /// Where it is.
     pub url: ServerUrl,
+    /// Charges only set money aside, until it is captured. Only the mock provider leaves a choice.
+    pub two_step: bool,
 }
 
 /// The payment providers that can be chosen.

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use fluxbuy::domain::{Currency, Money, OrderId};
 use fluxbuy::mock_provider::{Args, serve};
 use fluxbuy::provider::mock::MockProvider;
-use fluxbuy::provider::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use fluxbuy::provider::{
+    CaptureOutcome, Charge, ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome,
+};
 use fluxbuy::sockets::listen;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request};
@@ -51,11 +53,15 @@ impl Bed {
     }
 
     fn client(&self) -> MockProvider {
-        MockProvider::new(&self.url, GENEROUS, 64).unwrap()
+        MockProvider::new(&self.url, GENEROUS, 64, false).unwrap()
+    }
+
+    fn in_two_steps(&self) -> MockProvider {
+        MockProvider::new(&self.url, GENEROUS, 64, true).unwrap()
     }
 
     fn impatient(&self) -> MockProvider {
-        MockProvider::new(&self.url, SHORT, 64).unwrap()
+        MockProvider::new(&self.url, SHORT, 64, false).unwrap()
     }
 
     async fn raw(&self, method: Method, path: &str, body: Value) -> Value {
@@ -92,8 +98,8 @@ impl Bed {
     }
 
     /// How often the provider was asked for this charge, and what it took for it.
-    async fn taken(&self, reference: &Reference) -> (i64, i64) {
-        let path = format!("/book/{}", reference.as_str());
+    async fn taken(&self, charge: &Charge) -> (i64, i64) {
+        let path = format!("/book/{}", charge.reference.as_str());
         let book = self.raw(Method::GET, &path, Value::Null).await;
         let totals = &book["totals"];
         let number = |name: &str| totals[name].as_i64().unwrap();
@@ -104,8 +110,17 @@ impl Bed {
     }
 }
 
-fn fresh() -> Reference {
-    Reference::of(OrderId::fresh(), 1)
+fn of_order(order: OrderId) -> Charge {
+    Charge {
+        reference: Reference::of(order, 1),
+        amount: euros(500),
+        payment_method: None,
+        provider_id: None,
+    }
+}
+
+fn fresh() -> Charge {
+    of_order(OrderId::fresh())
 }
 
 fn euros(amount_minor: i64) -> Money {
@@ -122,51 +137,52 @@ fn is_unknown(outcome: &ChargeOutcome) -> bool {
 #[tokio::test]
 async fn a_charge_succeeds_or_is_declined_and_stays_so() {
     let yes = Bed::start(0, 0);
-    let reference = fresh();
+    let charge = fresh();
     for _ in 0..3 {
-        assert_eq!(
-            yes.client().charge(&reference, euros(500)).await,
-            ChargeOutcome::Succeeded
-        );
+        assert_eq!(yes.client().charge(&charge).await, ChargeOutcome::Succeeded);
     }
-    assert_eq!(yes.taken(&reference).await, (3, 500));
-    assert_eq!(yes.client().lookup(&reference).await, Lookup::Succeeded);
+    assert_eq!(yes.taken(&charge).await, (3, 500));
+    assert_eq!(yes.client().lookup(&charge).await, Lookup::Succeeded);
 
     let no = Bed::start(0, 100);
     let code = "insufficient_funds".to_owned();
-    let declined = no.client().charge(&reference, euros(500)).await;
+    let declined = no.client().charge(&charge).await;
     assert_eq!(declined, ChargeOutcome::Declined { code: code.clone() });
-    assert_eq!(no.client().lookup(&reference).await, Lookup::Declined { code });
-    assert_eq!(no.taken(&reference).await, (1, 0));
+    assert_eq!(no.client().lookup(&charge).await, Lookup::Declined { code });
+    assert_eq!(no.taken(&charge).await, (1, 0));
     assert_eq!(no.client().lookup(&fresh()).await, Lookup::NotFound);
 }
 
 #[tokio::test]
 async fn the_same_charge_from_many_at_once_is_one() {
     let bed = Bed::start(100, 0);
-    let (client, reference) = (Arc::new(bed.client()), fresh());
+    let (client, charge) = (Arc::new(bed.client()), fresh());
     let mut under_way = JoinSet::new();
     for _ in 0..32 {
-        let (client, reference) = (client.clone(), reference.clone());
-        under_way.spawn(async move { client.charge(&reference, euros(500)).await });
+        let (client, charge) = (client.clone(), charge.clone());
+        under_way.spawn(async move { client.charge(&charge).await });
     }
     for outcome in under_way.join_all().await {
         assert_eq!(outcome, ChargeOutcome::Succeeded);
     }
-    assert_eq!(bed.taken(&reference).await, (32, 500));
+    assert_eq!(bed.taken(&charge).await, (32, 500));
 }
 
 #[tokio::test]
 async fn another_amount_under_a_known_reference_is_no_decline() {
     let bed = Bed::start(0, 0);
-    let reference = fresh();
-    bed.client().charge(&reference, euros(500)).await;
-    let outcome = bed.client().charge(&reference, euros(600)).await;
+    let charge = fresh();
+    bed.client().charge(&charge).await;
+    let another = Charge {
+        amount: euros(600),
+        ..charge.clone()
+    };
+    let outcome = bed.client().charge(&another).await;
     assert!(
         is_unknown(&outcome),
-        "there is money under this reference, but: {outcome:?}"
+        "there is money under this charge, but: {outcome:?}"
     );
-    assert_eq!(bed.taken(&reference).await.1, 500);
+    assert_eq!(bed.taken(&charge).await.1, 500);
 }
 
 #[tokio::test]
@@ -174,9 +190,9 @@ async fn only_what_certainly_never_left_is_not_sent() {
     let free = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", free.local_addr().unwrap());
     drop(free);
-    let nobody = MockProvider::new(&url, GENEROUS, 64).unwrap();
+    let nobody = MockProvider::new(&url, GENEROUS, 64, false).unwrap();
     assert_eq!(
-        nobody.charge(&fresh(), euros(500)).await,
+        nobody.charge(&fresh()).await,
         ChargeOutcome::NotSent { retry_after: None }
     );
     assert!(matches!(
@@ -188,46 +204,46 @@ async fn only_what_certainly_never_left_is_not_sent() {
         VoidOutcome::Unreachable { .. }
     ));
     assert!(matches!(
-        nobody.refund(&fresh(), &fresh(), euros(500)).await,
+        nobody.refund(&fresh(), &fresh().reference, euros(500)).await,
         RefundOutcome::Unreachable { .. }
     ));
 
     let bed = Bed::start(0, 0);
-    let reference = fresh();
+    let charge = fresh();
     bed.fault(json!({ "mode": "rate_limited", "retry_after_secs": 7 }))
         .await;
     let retry_after = Some(Duration::from_secs(7));
     assert_eq!(
-        bed.client().charge(&reference, euros(500)).await,
+        bed.client().charge(&charge).await,
         ChargeOutcome::NotSent { retry_after }
     );
     // Nothing was done, but who sees a closed connection can't know that.
     bed.fault(json!({ "mode": "down" })).await;
-    assert!(is_unknown(&bed.client().charge(&reference, euros(500)).await));
+    assert!(is_unknown(&bed.client().charge(&charge).await));
     bed.heal().await;
-    assert_eq!(bed.taken(&reference).await, (0, 0));
+    assert_eq!(bed.taken(&charge).await, (0, 0));
 }
 
 #[tokio::test]
 async fn a_charge_without_a_true_answer_is_unknown_and_can_be_looked_up() {
     for mode in ["hang", "answer_lost", "error_after_charge", "stored_error"] {
         let bed = Bed::start(0, 0);
-        let (client, reference) = (bed.impatient(), fresh());
+        let (client, charge) = (bed.impatient(), fresh());
         bed.fault(json!({ "mode": mode })).await;
-        let outcome = client.charge(&reference, euros(500)).await;
+        let outcome = client.charge(&charge).await;
         assert!(is_unknown(&outcome), "{mode}: {outcome:?}");
         // Not repeated behind our back.
-        assert_eq!(bed.taken(&reference).await, (1, 500), "{mode}");
-        assert_eq!(client.lookup(&reference).await, Lookup::Succeeded, "{mode}");
+        assert_eq!(bed.taken(&charge).await, (1, 500), "{mode}");
+        assert_eq!(client.lookup(&charge).await, Lookup::Succeeded, "{mode}");
         bed.heal().await;
-        let again = client.charge(&reference, euros(500)).await;
+        let again = client.charge(&charge).await;
         if mode == "stored_error" {
             assert!(is_unknown(&again), "it is stored for good: {again:?}");
         } else {
             assert_eq!(again, ChargeOutcome::Succeeded, "{mode}");
         }
         assert_eq!(
-            bed.taken(&reference).await,
+            bed.taken(&charge).await,
             (2, 500),
             "{mode}: never a second charge"
         );
@@ -247,9 +263,9 @@ async fn a_request_is_sent_once_also_on_a_connection_that_is_closed_under_it() {
         }
         requests
     });
-    let client = MockProvider::new(&url, GENEROUS, 64).unwrap();
+    let client = MockProvider::new(&url, GENEROUS, 64, false).unwrap();
     for _ in 0..3 {
-        assert!(is_unknown(&client.charge(&fresh(), euros(500)).await));
+        assert!(is_unknown(&client.charge(&fresh()).await));
     }
     assert_eq!(requests.await.unwrap(), 3);
 }
@@ -264,13 +280,13 @@ async fn a_void_holds_before_during_and_not_after() {
 
     let before = fresh();
     assert_eq!(client.void(&before).await, VoidOutcome::Voided);
-    assert_eq!(client.charge(&before, euros(500)).await, voided);
+    assert_eq!(client.charge(&before).await, voided);
     assert_eq!(client.lookup(&before).await, Lookup::Voided);
 
     let during = fresh();
     let charge = {
         let (client, during) = (client.clone(), during.clone());
-        tokio::spawn(async move { client.charge(&during, euros(500)).await })
+        tokio::spawn(async move { client.charge(&during).await })
     };
     while client.lookup(&during).await != Lookup::Pending {
         assert!(!charge.is_finished(), "it was to be caught under way");
@@ -280,11 +296,11 @@ async fn a_void_holds_before_during_and_not_after() {
     assert_eq!(charge.await.unwrap(), voided);
 
     let after = fresh();
-    client.charge(&after, euros(500)).await;
+    client.charge(&after).await;
     assert_eq!(client.void(&after).await, VoidOutcome::AlreadySucceeded);
 
-    for (reference, minor) in [(&before, 0), (&during, 0), (&after, 500)] {
-        assert_eq!(bed.taken(reference).await.1, minor);
+    for (charge, minor) in [(&before, 0), (&during, 0), (&after, 500)] {
+        assert_eq!(bed.taken(charge).await.1, minor);
     }
     assert_eq!(bed.book().await["voids"].as_array().unwrap().len(), 2);
 }
@@ -293,42 +309,42 @@ async fn a_void_holds_before_during_and_not_after() {
 async fn a_void_that_is_not_kept_lets_the_money_through() {
     let bed = Bed::start(150, 0);
     bed.fault(json!({ "mode": "ignore_void" })).await;
-    let (client, reference) = (Arc::new(bed.client()), fresh());
-    let charge = {
-        let (client, reference) = (client.clone(), reference.clone());
-        tokio::spawn(async move { client.charge(&reference, euros(500)).await })
+    let (client, charge) = (Arc::new(bed.client()), fresh());
+    let under_way = {
+        let (client, charge) = (client.clone(), charge.clone());
+        tokio::spawn(async move { client.charge(&charge).await })
     };
-    while client.lookup(&reference).await != Lookup::Pending {
-        assert!(!charge.is_finished(), "it was to be caught under way");
+    while client.lookup(&charge).await != Lookup::Pending {
+        assert!(!under_way.is_finished(), "it was to be caught under way");
         tokio::task::yield_now().await;
     }
-    assert_eq!(client.void(&reference).await, VoidOutcome::Voided);
-    assert_eq!(charge.await.unwrap(), ChargeOutcome::Succeeded);
-    assert_eq!(bed.taken(&reference).await.1, 500);
+    assert_eq!(client.void(&charge).await, VoidOutcome::Voided);
+    assert_eq!(under_way.await.unwrap(), ChargeOutcome::Succeeded);
+    assert_eq!(bed.taken(&charge).await.1, 500);
 }
 
 #[tokio::test]
 async fn a_refund_happens_once_and_its_answer_may_be_lost() {
     let bed = Bed::start(0, 0);
     let order = OrderId::fresh();
-    let (client, reference) = (bed.client(), Reference::of(order, 1));
+    let (client, charge) = (bed.client(), of_order(order));
     let name = Reference::of_refund(order, 1, 1);
-    let refused = client.refund(&reference, &name, euros(500)).await;
+    let refused = client.refund(&charge, &name, euros(500)).await;
     assert!(matches!(refused, RefundOutcome::Refused { .. }), "{refused:?}");
 
-    client.charge(&reference, euros(500)).await;
+    client.charge(&charge).await;
     bed.fault(json!({ "mode": "answer_lost", "operations": ["refund"] }))
         .await;
-    let lost = client.refund(&reference, &name, euros(500)).await;
+    let lost = client.refund(&charge, &name, euros(500)).await;
     assert!(matches!(lost, RefundOutcome::Unreachable { .. }), "{lost:?}");
     bed.heal().await;
     assert_eq!(
-        client.refund(&reference, &name, euros(500)).await,
+        client.refund(&charge, &name, euros(500)).await,
         RefundOutcome::Refunded
     );
-    assert_eq!(bed.taken(&reference).await.1, 0);
+    assert_eq!(bed.taken(&charge).await.1, 0);
     let another = Reference::of_refund(order, 1, 2);
-    let too_much = client.refund(&reference, &another, euros(1)).await;
+    let too_much = client.refund(&charge, &another, euros(1)).await;
     assert!(matches!(too_much, RefundOutcome::Refused { .. }), "{too_much:?}");
     assert_eq!(bed.book().await["refunds"].as_array().unwrap().len(), 1);
 }
@@ -336,10 +352,10 @@ async fn a_refund_happens_once_and_its_answer_may_be_lost() {
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_stop_its_charge() {
     let bed = Bed::start(400, 0);
-    let reference = fresh();
-    assert!(is_unknown(&bed.impatient().charge(&reference, euros(500)).await));
+    let charge = fresh();
+    assert!(is_unknown(&bed.impatient().charge(&charge).await));
     let deadline = Instant::now() + GENEROUS;
-    while bed.client().lookup(&reference).await != Lookup::Succeeded {
+    while bed.client().lookup(&charge).await != Lookup::Succeeded {
         assert!(Instant::now() < deadline, "the charge never came to its end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -360,7 +376,7 @@ async fn two_thousand_charges_are_under_way_at_once() {
     let mut under_way = JoinSet::new();
     for _ in 0..CHARGES {
         let client = client.clone();
-        under_way.spawn(async move { client.charge(&fresh(), euros(500)).await });
+        under_way.spawn(async move { client.charge(&fresh()).await });
     }
     let outcomes = under_way.join_all().await;
     let took = started.elapsed();
@@ -377,4 +393,31 @@ async fn two_thousand_charges_are_under_way_at_once() {
     assert_eq!(succeeded + declined, CHARGES);
     assert!((300..500).contains(&declined), "about a fifth, but {declined}");
     assert_eq!(bed.book().await["totals"]["succeeded"], succeeded);
+}
+
+#[tokio::test]
+async fn in_two_steps_nothing_is_taken_before_the_capture() {
+    let bed = Bed::start(0, 0);
+    let (client, charge) = (bed.in_two_steps(), fresh());
+    assert_eq!(client.charge(&charge).await, ChargeOutcome::Authorised);
+    assert_eq!(client.charge(&charge).await, ChargeOutcome::Authorised);
+    assert_eq!(client.lookup(&charge).await, Lookup::Authorised);
+    assert_eq!(bed.taken(&charge).await, (2, 0));
+
+    bed.fault(json!({ "mode": "answer_lost", "operations": ["capture"] }))
+        .await;
+    let lost = client.capture(&charge).await;
+    assert!(matches!(lost, CaptureOutcome::Unknown { .. }), "{lost:?}");
+    bed.heal().await;
+    assert_eq!(client.capture(&charge).await, CaptureOutcome::Captured);
+    assert_eq!(bed.taken(&charge).await, (2, 500));
+    assert_eq!(client.void(&charge).await, VoidOutcome::AlreadySucceeded);
+
+    let let_go = fresh();
+    client.charge(&let_go).await;
+    assert_eq!(client.void(&let_go).await, VoidOutcome::Voided);
+    let late = client.capture(&let_go).await;
+    assert!(matches!(late, CaptureOutcome::Unknown { .. }), "{late:?}");
+    assert_eq!(client.lookup(&let_go).await, Lookup::Voided);
+    assert_eq!(bed.taken(&let_go).await.1, 0);
 }

@@ -108,40 +108,42 @@ impl TaskWorker {
     }
 
     async fn refund(&self, task: &Task) -> Result<End, store::Error> {
-        let charge = Reference::of(task.order, task.attempt);
         let refund = Reference::of_refund(task.order, task.attempt, task.refund);
-        Ok(match self.provider.refund(&charge, &refund, task.amount).await {
-            RefundOutcome::Refunded => {
-                let paid = PaidRefund {
-                    order: task.order,
-                    sale: task.sale,
-                    attempt: task.attempt,
-                    number: task.refund,
-                    provider_event: None,
-                };
-                self.refunds.paid(paid).await?;
-                End::Done
-            }
-            RefundOutcome::Refused { code } => End::Never(code),
-            RefundOutcome::Unreachable { what } => End::Later(what),
-        })
+        Ok(
+            match self.provider.refund(&task.charge, &refund, task.amount).await {
+                RefundOutcome::Refunded => {
+                    let paid = PaidRefund {
+                        order: task.order,
+                        sale: task.sale,
+                        attempt: task.attempt,
+                        number: task.refund,
+                        provider_event: None,
+                    };
+                    self.refunds.paid(paid).await?;
+                    End::Done
+                }
+                RefundOutcome::Refused { code } => End::Never(code),
+                RefundOutcome::Unreachable { what } => End::Later(what),
+            },
+        )
     }
 
     async fn resolve(&self, task: &Task) -> Result<End, store::Error> {
-        let reference = Reference::of(task.order, task.attempt);
-        let unresolved = match self.provider.lookup(&reference).await {
+        let unresolved = match self.provider.lookup(&task.charge).await {
             Lookup::Succeeded => return self.money_came(task).await,
             Lookup::Declined { code } => return self.no_money(task, "DECLINED", Some(&code)).await,
             Lookup::Voided => return self.no_money(task, "VOIDED", None).await,
             Lookup::Unreachable { what } => what,
-            Lookup::Pending | Lookup::NotFound => match self.provider.void(&reference).await {
-                VoidOutcome::Voided => return self.no_money(task, "VOIDED", None).await,
-                VoidOutcome::AlreadySucceeded => return self.money_came(task).await,
-                VoidOutcome::AlreadyDeclined { code } => {
-                    return self.no_money(task, "DECLINED", Some(&code)).await;
+            Lookup::Pending | Lookup::Authorised | Lookup::NotFound => {
+                match self.provider.void(&task.charge).await {
+                    VoidOutcome::Voided => return self.no_money(task, "VOIDED", None).await,
+                    VoidOutcome::AlreadySucceeded => return self.money_came(task).await,
+                    VoidOutcome::AlreadyDeclined { code } => {
+                        return self.no_money(task, "DECLINED", Some(&code)).await;
+                    }
+                    VoidOutcome::Unreachable { what } => what,
                 }
-                VoidOutcome::Unreachable { what } => what,
-            },
+            }
         };
         Ok(End::Later(unresolved))
     }

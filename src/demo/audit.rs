@@ -34,7 +34,7 @@ pub(super) struct Order {
 
 impl Order {
     fn is_open(&self) -> bool {
-        matches!(self.status.as_str(), "PENDING" | "PROCESSING")
+        matches!(self.status.as_str(), "PENDING" | "PROCESSING" | "CAPTURING")
     }
 
     fn is_paid(&self) -> bool {

@@ -36,7 +36,7 @@ impl Progress {
 /// When the database can't be asked.
 pub(super) async fn progress(database: &mut PgConnection, sale: SaleId) -> anyhow::Result<Progress> {
     let (open, paid, failed, owed) = sqlx::query_as(
-        "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING')),
+        "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING', 'CAPTURING')),
                 count(*) FILTER (WHERE status = 'PAID'),
                 count(*) FILTER (WHERE status IN ('FAILED', 'REFUNDED')),
                 (SELECT count(*) FROM provider_tasks)

@@ -53,7 +53,10 @@ pub(super) fn table(evidence: &Evidence, outcome: &Outcome) -> Table {
     let swept = reasons.remove("swept").unwrap_or(0);
     rows.count("failed", with("FAILED").count() as i64, &list(&reasons));
     rows.count("swept", swept, "");
-    let open = with("PENDING").chain(with("PROCESSING")).count();
+    let open = ["PENDING", "PROCESSING", "CAPTURING"]
+        .into_iter()
+        .flat_map(with)
+        .count();
     rows.count("open", open as i64, "");
     let lost = outcome.claims_lost.values().sum::<u64>() as i64;
     let by: BTreeMap<&str, i64> = outcome

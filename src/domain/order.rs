@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! PENDING --Claim--> PROCESSING --ChargeSucceeded--> PAID --Refunded, RefundedAndReturned--> REFUNDED
-//!    |                    |
-//!    '--Swept, Cancelled--'--ChargeDeclined, ChargeNotSent, ChargeVoided, GivenUp--> FAILED
+//!    |                    |  '--Authorised--> CAPTURING --ChargeSucceeded--^  |
+//!    |                    |                                                '--ChargeDeclined, ChargeVoided--v
+//!    '--Swept, Cancelled--'--ChargeDeclined, ChargeNotSent, ChargeVoided, GivenUp----------------------> FAILED
 //! ```
+//!
+//! A provider in one step goes from PROCESSING to PAID. One in two steps goes by CAPTURING, and that is the point of no return: before
+//! it nobody can have taken money, so that giving up is safe; after it only the provider's own word ends the order.
 
 use std::fmt;
 
@@ -15,6 +19,8 @@ pub enum OrderStatus {
     Pending,
     /// A worker has claimed it; the charge may be anywhere.
     Processing,
+    /// The provider has authorised the charge, and is being told to take the money: it may have it.
+    Capturing,
     /// Charged, and the units are the buyer's.
     Paid,
     /// Over without a sale; the units went back.
@@ -27,9 +33,10 @@ pub enum OrderStatus {
 
 impl OrderStatus {
     /// All of them, for tables that must be complete.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Pending,
         Self::Processing,
+        Self::Capturing,
         Self::Paid,
         Self::Failed,
         Self::Refunded,
@@ -41,6 +48,7 @@ impl OrderStatus {
         match self {
             Self::Pending => "PENDING",
             Self::Processing => "PROCESSING",
+            Self::Capturing => "CAPTURING",
             Self::Paid => "PAID",
             Self::Failed => "FAILED",
             Self::Refunded => "REFUNDED",
@@ -58,6 +66,7 @@ impl OrderStatus {
         match self {
             Self::Pending => "pending",
             Self::Processing => "processing",
+            Self::Capturing => "capturing",
             Self::Paid => "paid",
             Self::Failed => "failed",
             Self::Refunded => "refunded",
@@ -67,7 +76,7 @@ impl OrderStatus {
 
     /// Open orders hold units that are not sold.
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Pending | Self::Processing)
+        matches!(self, Self::Pending | Self::Processing | Self::Capturing)
     }
 }
 
@@ -126,6 +135,8 @@ pub enum Event {
     Claim,
     /// A worker takes over a claim that is older than the cutoff, to find out what became of it.
     TakeOver,
+    /// The provider has set the money aside for us, and waits to be told to take it.
+    Authorised,
     /// The provider has the money.
     ChargeSucceeded,
     /// The provider declined.
@@ -134,7 +145,7 @@ pub enum Event {
     ChargeNotSent,
     /// The provider has confirmed that the charge can't succeed any more.
     ChargeVoided,
-    /// The operator's switch: past the cutoff and in doubt, and not to be waited for.
+    /// Past the cutoff and in doubt, and not to be waited for: because nothing is taken without a capture, or by the operator's switch.
     GivenUp,
     /// Nobody claimed it before the cutoff.
     Swept,
@@ -150,9 +161,10 @@ pub enum Event {
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Claim,
         Self::TakeOver,
+        Self::Authorised,
         Self::ChargeSucceeded,
         Self::ChargeDeclined,
         Self::ChargeNotSent,
@@ -172,6 +184,7 @@ impl Event {
         match self {
             Self::Claim => "claim",
             Self::TakeOver => "take_over",
+            Self::Authorised => "authorised",
             Self::ChargeSucceeded => "charge_succeeded",
             Self::ChargeDeclined => "charge_declined",
             Self::ChargeNotSent => "charge_not_sent",
@@ -193,6 +206,8 @@ pub enum Effect {
     BeginPayment,
     /// Raise the fence and keep the attempt.
     RaiseFence,
+    /// Mark the payment as authorised: only then may the money be captured.
+    BeginCapture,
     /// Mark the payment with its outcome.
     ClosePayment,
     /// Leave the payment in doubt and write down that its outcome must still be found out.
@@ -209,6 +224,8 @@ pub enum Effect {
     ReturnUnits,
     /// Money came for an order that failed: write down that it is due back.
     RefundLateCharge,
+    /// Money was set aside for an order that failed: write down that the authorisation is to be voided.
+    VoidLateAuthorisation,
 }
 
 /// The outcome of an event that fits.
@@ -264,8 +281,13 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         (S::Pending, E::SaleCancelled) => fail(R::SaleCancelled, &[F::ReleaseUnits]),
 
         (S::Processing, E::TakeOver) => to(S::Processing, &[F::RaiseFence]),
-        (S::Processing, E::ChargeSucceeded) => to(S::Paid, &[F::ClosePayment, F::RecordCharge, F::SellUnits]),
-        (S::Processing, E::ChargeDeclined) => fail(R::Declined, &[F::ClosePayment, F::ReleaseUnits]),
+        (S::Processing, E::Authorised) => to(S::Capturing, &[F::BeginCapture]),
+        (S::Processing | S::Capturing, E::ChargeSucceeded) => {
+            to(S::Paid, &[F::ClosePayment, F::RecordCharge, F::SellUnits])
+        }
+        (S::Processing | S::Capturing, E::ChargeDeclined) => {
+            fail(R::Declined, &[F::ClosePayment, F::ReleaseUnits])
+        }
         (S::Processing, E::ChargeNotSent) => {
             fail(R::ProviderUnavailable, &[F::ClosePayment, F::ReleaseUnits])
         }
@@ -274,12 +296,20 @@ pub fn transition(status: OrderStatus, event: Event) -> Result<Transition, Illeg
         }
         (S::Processing, E::GivenUp) => fail(R::Swept, &[F::ResolvePaymentLater, F::ReleaseUnits]),
 
+        // Time never ends it: the money may be there. What the provider has let go of can't be captured any more.
+        (S::Capturing, E::TakeOver) => to(S::Capturing, &[F::RaiseFence]),
+        (S::Capturing, E::ChargeVoided) => fail(
+            R::Declined,
+            &[F::ClosePayment, F::VerifyVoidLater, F::ReleaseUnits],
+        ),
+
         // The last refund's own rows are written in the same transaction, by whoever heard of it.
         (S::Paid, E::Refunded) => to(S::Refunded, &[]),
         (S::Paid, E::RefundedAndReturned) => to(S::Refunded, &[F::ReturnUnits]),
 
         // Late money changes no status: the order stays failed, and the buyer gets the money back.
         (S::Failed, E::ChargeSucceeded) => to(S::Failed, &[F::RefundLateCharge]),
+        (S::Failed, E::Authorised) => to(S::Failed, &[F::VoidLateAuthorisation]),
 
         (status, event) => Err(IllegalEvent { status, event }),
     }
@@ -339,6 +369,31 @@ mod tests {
                 assert_eq!(sells, t.effects.contains(&Effect::RecordCharge));
             }
         }
+    }
+
+    #[test]
+    fn once_money_may_be_captured_only_the_providers_word_ends_an_order() {
+        let ends: Vec<Event> = Event::ALL
+            .into_iter()
+            .filter(|event| {
+                transition(OrderStatus::Capturing, *event).is_ok_and(|t| t.to != OrderStatus::Capturing)
+            })
+            .collect();
+        assert_eq!(
+            ends,
+            [Event::ChargeSucceeded, Event::ChargeDeclined, Event::ChargeVoided]
+        );
+        let ways_there = OrderStatus::ALL
+            .into_iter()
+            .flat_map(|status| Event::ALL.map(|event| (status, event)))
+            .filter(|(status, event)| {
+                *status != OrderStatus::Capturing
+                    && transition(*status, *event).is_ok_and(|t| t.to == OrderStatus::Capturing)
+            });
+        assert_eq!(
+            ways_there.collect::<Vec<_>>(),
+            [(OrderStatus::Processing, Event::Authorised)]
+        );
     }
 
     #[test]

@@ -9,6 +9,8 @@ pub enum PaymentStatus {
     Initiated,
     /// It may have happened, and nobody could tell.
     InDoubt,
+    /// The provider has set the money aside, and is being told to take it.
+    Authorised,
     /// The provider has the money, and the order is the buyer's.
     Succeeded,
     /// The provider said no.
@@ -25,9 +27,10 @@ pub enum PaymentStatus {
 
 impl PaymentStatus {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Initiated,
         Self::InDoubt,
+        Self::Authorised,
         Self::Succeeded,
         Self::Declined,
         Self::Voided,
@@ -41,6 +44,7 @@ impl PaymentStatus {
         match self {
             Self::Initiated => "INITIATED",
             Self::InDoubt => "IN_DOUBT",
+            Self::Authorised => "AUTHORISED",
             Self::Succeeded => "SUCCEEDED",
             Self::Declined => "DECLINED",
             Self::Voided => "VOIDED",
@@ -64,6 +68,8 @@ impl PaymentStatus {
 /// What an event says of a charge. In the database its name in capitals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum News {
+    /// It has set the money aside, and waits for the capture.
+    Authorised,
     /// The provider has the money.
     Succeeded,
     /// It said no, for good.
@@ -78,7 +84,8 @@ pub enum News {
 
 impl News {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
+        Self::Authorised,
         Self::Succeeded,
         Self::Declined,
         Self::Voided,
@@ -89,6 +96,7 @@ impl News {
     /// Its name in the database.
     pub fn as_sql(self) -> &'static str {
         match self {
+            Self::Authorised => "AUTHORISED",
             Self::Succeeded => "SUCCEEDED",
             Self::Declined => "DECLINED",
             Self::Voided => "VOIDED",
@@ -100,6 +108,7 @@ impl News {
     /// Its name on metrics.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Authorised => "authorised",
             Self::Succeeded => "succeeded",
             Self::Declined => "declined",
             Self::Voided => "voided",
@@ -278,6 +287,8 @@ pub enum Projection {
     Settle(Event),
     /// Money came that nobody gets anything for: it goes back.
     LateCharge,
+    /// Money was set aside that nobody gets anything for: the authorisation is voided.
+    LateAuthorisation,
     /// A refund that is due has been paid.
     RefundDone,
     /// The books say so already, or it is too late to matter.
@@ -286,8 +297,11 @@ pub enum Projection {
 
 /// What `news` means for an order that is found like this. Total; late, repeated and reordered events change nothing.
 pub fn project(news: News, found: Found) -> Projection {
-    let being_charged = found.current && found.status == OrderStatus::Processing;
+    let being_charged =
+        found.current && matches!(found.status, OrderStatus::Processing | OrderStatus::Capturing);
+    let lost = !found.current || found.status == OrderStatus::Failed;
     match news {
+        News::Authorised if lost && !found.payment.has_money() => Projection::LateAuthorisation,
         News::Succeeded if being_charged => Projection::Settle(Event::ChargeSucceeded),
         News::Succeeded if found.payment.has_money() => Projection::NoChange,
         // The order failed, or another attempt is the one that counts.
@@ -296,7 +310,10 @@ pub fn project(news: News, found: Found) -> Projection {
         News::Voided if being_charged => Projection::Settle(Event::ChargeVoided),
         // Which of the refunds it is, and whether it was due, the rows know.
         News::Refunded if found.payment.has_money() => Projection::RefundDone,
-        News::Declined | News::Voided | News::Refunded | News::Other => Projection::NoChange,
+        // Of what is authorised: whoever holds the claim, or sweeps it, asks and captures. An event alone begins nothing that takes time.
+        News::Authorised | News::Declined | News::Voided | News::Refunded | News::Other => {
+            Projection::NoChange
+        }
     }
 }
 
@@ -371,7 +388,7 @@ mod tests {
     #[test]
     fn money_that_is_in_the_books_is_not_entered_again() {
         for (news, found) in every_case().filter(|(_, found)| found.payment.has_money()) {
-            let in_order = found.status != OrderStatus::Processing;
+            let in_order = !matches!(found.status, OrderStatus::Processing | OrderStatus::Capturing);
             assert!(
                 !in_order || project(news, found) != Projection::LateCharge,
                 "{news:?} {found:?}"

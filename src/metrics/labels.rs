@@ -121,8 +121,12 @@ labels! {
 
     /// What is asked of the payment provider.
     ProviderOp {
+        /// Have a charge named, before anything is taken.
+        Open = "open",
         /// Take money.
         Charge = "charge",
+        /// Take what a charge has set aside.
+        Capture = "capture",
         /// Tell what became of a charge.
         Lookup = "lookup",
         /// Make sure that a charge can't succeed any more.
@@ -135,6 +139,8 @@ labels! {
     ProviderOutcome {
         /// It did what was asked; for a look-up: the charge has succeeded.
         Succeeded = "succeeded",
+        /// It has set the money aside, for a capture to take it.
+        Authorised = "authorised",
         /// It said no; for a look-up: the charge was declined or voided; for a void: the charge was over before.
         Declined = "declined",
         /// Certainly nothing was done.

@@ -405,6 +405,7 @@ fn who(event: Event) -> &'static [By] {
     match event {
         Event::Claim | Event::ChargeNotSent => &[By::Payment],
         Event::TakeOver | Event::GivenUp | Event::Swept => &[By::Sweeper],
+        Event::Authorised => &[By::Payment, By::Sweeper],
         Event::ChargeVoided => &[By::Sweeper, By::Webhook],
         Event::ChargeSucceeded | Event::ChargeDeclined => &[By::Payment, By::Sweeper, By::Webhook],
         Event::Cancelled => &[By::Buyer],
@@ -415,7 +416,12 @@ fn who(event: Event) -> &'static [By] {
 fn known_lost_claims(make: &Maker<'_>) -> Vec<Option<Counter>> {
     let mut known: Vec<Option<Counter>> = (0..BYS * STATUSES * (STATUSES + 1)).map(|_| None).collect();
     for by in [By::Payment, By::Sweeper, By::Webhook, By::Buyer, By::Seller] {
-        for wanted in [OrderStatus::Processing, OrderStatus::Paid, OrderStatus::Failed] {
+        for wanted in [
+            OrderStatus::Processing,
+            OrderStatus::Capturing,
+            OrderStatus::Paid,
+            OrderStatus::Failed,
+        ] {
             for found in OrderStatus::ALL.into_iter().map(Some).chain([None]) {
                 known[claim_index(by, wanted, found)] = Some(make.claim_lost(by, wanted, found));
             }
@@ -513,8 +519,16 @@ mod tests {
     fn every_lost_claim_is_there_as_zero() {
         let text = Registry::new().render();
         for by in ["payment", "sweeper", "webhook", "buyer"] {
-            for wanted in ["processing", "paid", "failed"] {
-                for found in ["pending", "processing", "paid", "failed", "refunded", "missing"] {
+            for wanted in ["processing", "capturing", "paid", "failed"] {
+                for found in [
+                    "pending",
+                    "processing",
+                    "capturing",
+                    "paid",
+                    "failed",
+                    "refunded",
+                    "missing",
+                ] {
                     let labels = [("by", by), ("wanted", wanted), ("found", found)];
                     assert_eq!(
                         value(&text, "fluxbuy_claims_lost_total", &labels),

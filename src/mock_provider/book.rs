@@ -11,6 +11,8 @@ use sha2::{Digest, Sha256};
 pub enum Status {
     /// Under way.
     Pending,
+    /// The money is set aside, and taken by a capture.
+    Authorised,
     /// The money was taken.
     Succeeded,
     /// Refused; final.
@@ -36,6 +38,9 @@ pub struct Charge {
     pub requests: u32,
     /// What of it was paid back.
     pub refunded_minor: i64,
+    /// The money is taken as soon as it is there; otherwise it waits for a capture.
+    #[serde(skip)]
+    pub capture: bool,
 }
 
 /// A refund.
@@ -124,7 +129,7 @@ pub fn roll(seed: u64, purpose: &str, reference: &str) -> u8 {
 
 impl Book {
     /// A request to charge.
-    pub fn begin(&mut self, reference: &str, amount_minor: i64, currency: &str) -> Begun {
+    pub fn begin(&mut self, reference: &str, amount_minor: i64, currency: &str, capture: bool) -> Begun {
         if let Some(charge) = self.charges.get_mut(reference) {
             charge.requests += 1;
             let tombstone = charge.currency.is_empty();
@@ -143,6 +148,7 @@ impl Book {
                 currency: currency.to_owned(),
                 requests: 1,
                 refunded_minor: 0,
+                capture,
             },
         );
         Begun::New
@@ -153,10 +159,10 @@ impl Book {
         let charge = self.charges.get_mut(reference)?;
         let ignored = self.ignored_voids.remove(reference) && charge.status == Status::Voided;
         if charge.status == Status::Pending || ignored {
-            charge.status = if declined {
-                Status::Declined
-            } else {
-                Status::Succeeded
+            charge.status = match (declined, charge.capture) {
+                (true, _) => Status::Declined,
+                (false, true) => Status::Succeeded,
+                (false, false) => Status::Authorised,
             };
             charge.decline_code = declined.then_some("insufficient_funds");
         }
@@ -166,6 +172,15 @@ impl Book {
     /// A charge by its reference.
     pub fn charge(&self, reference: &str) -> Option<&Charge> {
         self.charges.get(reference)
+    }
+
+    /// Takes what was set aside, once. Returns the charge as it is then, whatever it is.
+    pub fn capture(&mut self, reference: &str) -> Option<Charge> {
+        let charge = self.charges.get_mut(reference)?;
+        if charge.status == Status::Authorised {
+            charge.status = Status::Succeeded;
+        }
+        Some(charge.clone())
     }
 
     /// Makes sure that a charge can't succeed any more, if it hasn't; also one that was never seen. With `ignored`, a charge under
@@ -182,10 +197,12 @@ impl Book {
                 currency: String::new(),
                 requests: 0,
                 refunded_minor: 0,
+                capture: true,
             });
-        if charge.status == Status::Pending {
+        let under_way = charge.status == Status::Pending;
+        if under_way || charge.status == Status::Authorised {
             charge.status = Status::Voided;
-            if ignored {
+            if ignored && under_way {
                 self.ignored_voids.insert(reference.to_owned());
             }
         }
@@ -240,7 +257,7 @@ impl Book {
                 }
                 Status::Declined => page.totals.declined += 1,
                 Status::Voided => page.voids.push(&charge.reference),
-                Status::Pending => {}
+                Status::Pending | Status::Authorised => {}
             }
             page.charges.push(charge);
         }
@@ -263,9 +280,11 @@ mod tests {
     #[test]
     fn a_reference_is_charged_once() {
         let mut book = Book::default();
-        assert_eq!(book.begin("a:1", 100, "EUR"), Begun::New);
-        assert!(matches!(book.begin("a:1", 100, "EUR"), Begun::Known(c) if c.status == Status::Pending));
-        assert_eq!(book.begin("a:1", 200, "EUR"), Begun::Contradiction);
+        assert_eq!(book.begin("a:1", 100, "EUR", true), Begun::New);
+        assert!(
+            matches!(book.begin("a:1", 100, "EUR", true), Begun::Known(c) if c.status == Status::Pending)
+        );
+        assert_eq!(book.begin("a:1", 200, "EUR", true), Begun::Contradiction);
         assert_eq!(book.decide("a:1", false).unwrap().status, Status::Succeeded);
         assert_eq!(
             book.decide("a:1", true).unwrap().status,
@@ -279,19 +298,39 @@ mod tests {
     fn a_void_holds_before_during_and_not_after() {
         let mut book = Book::default();
         assert_eq!(book.void("before:1", false).status, Status::Voided);
-        assert!(matches!(book.begin("before:1", 1, "EUR"), Begun::Known(c) if c.status == Status::Voided));
-        book.begin("during:1", 1, "EUR");
+        assert!(
+            matches!(book.begin("before:1", 1, "EUR", true), Begun::Known(c) if c.status == Status::Voided)
+        );
+        book.begin("during:1", 1, "EUR", true);
         assert_eq!(book.void("during:1", false).status, Status::Voided);
         assert_eq!(book.decide("during:1", false).unwrap().status, Status::Voided);
-        book.begin("after:1", 1, "EUR");
+        book.begin("after:1", 1, "EUR", true);
         book.decide("after:1", false);
         assert_eq!(book.void("after:1", false).status, Status::Succeeded);
     }
 
     #[test]
+    fn what_is_set_aside_is_captured_once_or_let_go() {
+        let mut book = Book::default();
+        for reference in ["taken:1", "left:1"] {
+            book.begin(reference, 100, "EUR", false);
+            assert_eq!(book.decide(reference, false).unwrap().status, Status::Authorised);
+        }
+        assert_eq!(book.page("").totals.captured_minor, 0);
+        for _ in 0..2 {
+            assert_eq!(book.capture("taken:1").unwrap().status, Status::Succeeded);
+        }
+        assert_eq!(book.void("taken:1", false).status, Status::Succeeded);
+        assert_eq!(book.void("left:1", false).status, Status::Voided);
+        assert_eq!(book.capture("left:1").unwrap().status, Status::Voided);
+        assert_eq!(book.capture("never:1"), None);
+        assert_eq!(book.page("").totals.captured_minor, 100);
+    }
+
+    #[test]
     fn a_void_that_is_not_kept_lets_the_charge_through() {
         let mut book = Book::default();
-        book.begin("a:1", 1, "EUR");
+        book.begin("a:1", 1, "EUR", true);
         assert_eq!(book.void("a:1", true).status, Status::Voided);
         assert_eq!(book.decide("a:1", false).unwrap().status, Status::Succeeded);
     }
@@ -300,7 +339,7 @@ mod tests {
     fn refunds_are_idempotent_and_bounded() {
         let mut book = Book::default();
         assert_eq!(book.refund("a:1", "a:1:refund", 1), Refunded::NoCharge);
-        book.begin("a:1", 100, "EUR");
+        book.begin("a:1", 100, "EUR", true);
         book.decide("a:1", false);
         assert_eq!(book.refund("a:1", "r1", 60), Refunded::Done);
         assert_eq!(book.refund("a:1", "r1", 60), Refunded::Done);

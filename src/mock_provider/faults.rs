@@ -32,6 +32,8 @@ pub enum Mode {
 pub enum Operation {
     /// Take money.
     Charge,
+    /// Take what a charge has set aside.
+    Capture,
     /// Tell what became of it.
     Lookup,
     /// Make sure that it is not taken.
@@ -82,12 +84,12 @@ impl Default for Fault {
 impl Fault {
     /// What is wrong with this request.
     pub fn hits(&self, operation: Operation, reference: &str) -> Mode {
-        use Operation::{Charge, Lookup, Refund, Void};
+        use Operation::{Capture, Charge, Lookup, Refund, Void};
         let by_default: &[Operation] = match self.mode {
             Mode::None => &[],
             Mode::Hang | Mode::ErrorAfterCharge | Mode::StoredError => &[Charge],
-            Mode::AnswerLost => &[Charge, Refund],
-            Mode::RateLimited | Mode::Down => &[Charge, Lookup, Void, Refund],
+            Mode::AnswerLost => &[Charge, Capture, Refund],
+            Mode::RateLimited | Mode::Down => &[Charge, Capture, Lookup, Void, Refund],
             Mode::IgnoreVoid => &[Void],
         };
         let operations = self.operations.as_deref().unwrap_or(by_default);

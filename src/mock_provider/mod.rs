@@ -158,6 +158,13 @@ struct ChargeBody {
     reference: String,
     amount_minor: i64,
     currency: String,
+    /// `false`: the money is only set aside.
+    #[serde(default = "at_once")]
+    capture: bool,
+}
+
+fn at_once() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -185,6 +192,7 @@ impl Provider {
                 Err(answer) => Ok(answer),
             },
             (Method::GET, ["charges", reference]) => self.lookup(reference),
+            (Method::POST, ["charges", reference, "capture"]) => self.capture(reference).await,
             (Method::POST, ["charges", reference, "void"]) => self.void(reference),
             (Method::POST, ["charges", charge, "refunds"]) => match body::<RefundBody>(request).await {
                 Ok(body) => self.refund(charge, &body).await,
@@ -237,7 +245,7 @@ impl Provider {
         let begun = self
             .lock()
             .book
-            .begin(reference, body.amount_minor, &body.currency);
+            .begin(reference, body.amount_minor, &body.currency, body.capture);
         match begun {
             Begun::Contradiction => {
                 return Ok(error(
@@ -361,10 +369,40 @@ impl Provider {
             (before, book.void(reference, fault.mode == Mode::IgnoreVoid))
         };
         self.notify();
-        if before == Some(Status::Pending) {
+        if charge.status == Status::Voided && before.is_some_and(|before| before != Status::Voided) {
             self.tell(|| happening(&charge));
         }
         Ok(json(StatusCode::OK, &charge))
+    }
+
+    async fn capture(&self, reference: &str) -> Answer {
+        let fault = self.before(Operation::Capture, reference)?;
+        if fault.mode == Mode::RateLimited {
+            return Ok(rate_limited(&fault));
+        }
+        let (before, charge) = {
+            let book = &mut self.lock().book;
+            let before = book.charge(reference).map(|charge| charge.status);
+            (before, book.capture(reference))
+        };
+        let Some(charge) = charge else {
+            return Ok(error(StatusCode::NOT_FOUND, "no such charge"));
+        };
+        if before == Some(Status::Authorised) {
+            self.tell(|| happening(&charge));
+        }
+        match fault.mode {
+            Mode::AnswerLost => return Err(CutOff),
+            Mode::Hang => self.until_lifted(Mode::Hang).await,
+            Mode::ErrorAfterCharge | Mode::StoredError => {
+                return Ok(error(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong"));
+            }
+            _ => {}
+        }
+        Ok(match charge.status {
+            Status::Succeeded => json(StatusCode::OK, &charge),
+            _ => json(StatusCode::CONFLICT, &charge),
+        })
     }
 
     async fn refund(&self, charge: &str, body: &RefundBody) -> Answer {
@@ -419,6 +457,7 @@ fn happening(charge: &Charge) -> Happening {
     Happening {
         kind: match charge.status {
             Status::Pending => "charge.created",
+            Status::Authorised => "charge.authorised",
             Status::Succeeded => "charge.succeeded",
             Status::Declined => "charge.declined",
             Status::Voided => "charge.voided",

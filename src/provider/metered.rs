@@ -4,16 +4,29 @@ use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 
-use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use super::{
+    CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider, Reference, RefundOutcome,
+    VoidOutcome,
+};
 use crate::domain::{BookEntry, Money};
-use crate::metrics::{self, ProviderOp, ProviderOutcome};
+use crate::metrics::{self, ProviderOp, ProviderOutcome as Seen};
 
 /// A provider whose calls are counted. Each call is one request, so the counts are real sends.
 pub struct Metered<P>(pub P);
 
-fn count(op: ProviderOp, outcome: ProviderOutcome, since: Instant) {
-    metrics::provider_request(op, outcome);
-    metrics::provider_seconds(op, since.elapsed());
+/// Makes a call, and counts it by what `seen` makes of its outcome.
+fn counted<'a, T: Send + 'a>(
+    op: ProviderOp,
+    call: BoxFuture<'a, T>,
+    seen: fn(&T) -> Seen,
+) -> BoxFuture<'a, T> {
+    let since = Instant::now();
+    Box::pin(async move {
+        let outcome = call.await;
+        metrics::provider_request(op, seen(&outcome));
+        metrics::provider_seconds(op, since.elapsed());
+        outcome
+    })
 }
 
 impl<P: PaymentProvider> PaymentProvider for Metered<P> {
@@ -21,74 +34,88 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
         self.0.name()
     }
 
-    fn charge<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, ChargeOutcome> {
-        Box::pin(async move {
-            let since = Instant::now();
-            let outcome = self.0.charge(reference, amount).await;
-            let label = match &outcome {
-                ChargeOutcome::Succeeded => ProviderOutcome::Succeeded,
-                ChargeOutcome::Declined { .. } => ProviderOutcome::Declined,
-                ChargeOutcome::NotSent { retry_after: Some(_) } => ProviderOutcome::RateLimited,
-                ChargeOutcome::NotSent { retry_after: None } => ProviderOutcome::NotSent,
-                ChargeOutcome::Unknown { .. } => ProviderOutcome::Unknown,
-            };
-            count(ProviderOp::Charge, label, since);
-            outcome
+    fn two_step(&self) -> bool {
+        self.0.two_step()
+    }
+
+    fn opens_charges(&self) -> bool {
+        self.0.opens_charges()
+    }
+
+    fn open<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, OpenOutcome> {
+        counted(ProviderOp::Open, self.0.open(charge), |outcome| match outcome {
+            OpenOutcome::Opened(_) => Seen::Succeeded,
+            OpenOutcome::Declined { .. } => Seen::Declined,
+            OpenOutcome::Unreachable {
+                retry_after: Some(_), ..
+            } => Seen::RateLimited,
+            OpenOutcome::Unreachable { .. } => Seen::Unknown,
         })
     }
 
-    fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup> {
-        Box::pin(async move {
-            let since = Instant::now();
-            let found = self.0.lookup(reference).await;
-            let label = match &found {
-                Lookup::Succeeded => ProviderOutcome::Succeeded,
-                Lookup::Declined { .. } | Lookup::Voided => ProviderOutcome::Declined,
-                Lookup::Pending => ProviderOutcome::Pending,
-                Lookup::NotFound => ProviderOutcome::NotFound,
-                Lookup::Unreachable { .. } => ProviderOutcome::Unknown,
-            };
-            count(ProviderOp::Lookup, label, since);
-            found
+    fn charge<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, ChargeOutcome> {
+        counted(
+            ProviderOp::Charge,
+            self.0.charge(charge),
+            |outcome| match outcome {
+                ChargeOutcome::Succeeded => Seen::Succeeded,
+                ChargeOutcome::Authorised => Seen::Authorised,
+                ChargeOutcome::Declined { .. } => Seen::Declined,
+                ChargeOutcome::NotSent { retry_after: Some(_) } => Seen::RateLimited,
+                ChargeOutcome::NotSent { retry_after: None } => Seen::NotSent,
+                ChargeOutcome::Unknown { .. } => Seen::Unknown,
+            },
+        )
+    }
+
+    fn capture<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, CaptureOutcome> {
+        counted(
+            ProviderOp::Capture,
+            self.0.capture(charge),
+            |outcome| match outcome {
+                CaptureOutcome::Captured => Seen::Succeeded,
+                CaptureOutcome::Unknown { .. } => Seen::Unknown,
+            },
+        )
+    }
+
+    fn lookup<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, Lookup> {
+        counted(ProviderOp::Lookup, self.0.lookup(charge), |found| match found {
+            Lookup::Succeeded => Seen::Succeeded,
+            Lookup::Authorised => Seen::Authorised,
+            Lookup::Declined { .. } | Lookup::Voided => Seen::Declined,
+            Lookup::Pending => Seen::Pending,
+            Lookup::NotFound => Seen::NotFound,
+            Lookup::Unreachable { .. } => Seen::Unknown,
         })
     }
 
-    fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome> {
-        Box::pin(async move {
-            let since = Instant::now();
-            let outcome = self.0.void(reference).await;
-            let label = match &outcome {
-                VoidOutcome::Voided => ProviderOutcome::Succeeded,
-                VoidOutcome::AlreadySucceeded | VoidOutcome::AlreadyDeclined { .. } => {
-                    ProviderOutcome::Declined
-                }
-                VoidOutcome::Unreachable { .. } => ProviderOutcome::Unknown,
-            };
-            count(ProviderOp::Void, label, since);
-            outcome
+    fn void<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, VoidOutcome> {
+        counted(ProviderOp::Void, self.0.void(charge), |outcome| match outcome {
+            VoidOutcome::Voided => Seen::Succeeded,
+            VoidOutcome::AlreadySucceeded | VoidOutcome::AlreadyDeclined { .. } => Seen::Declined,
+            VoidOutcome::Unreachable { .. } => Seen::Unknown,
         })
-    }
-
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
-        self.0.book()
     }
 
     fn refund<'a>(
         &'a self,
-        charge: &'a Reference,
+        charge: &'a Charge,
         refund: &'a Reference,
         amount: Money,
     ) -> BoxFuture<'a, RefundOutcome> {
-        Box::pin(async move {
-            let since = Instant::now();
-            let outcome = self.0.refund(charge, refund, amount).await;
-            let label = match &outcome {
-                RefundOutcome::Refunded => ProviderOutcome::Succeeded,
-                RefundOutcome::Refused { .. } => ProviderOutcome::Declined,
-                RefundOutcome::Unreachable { .. } => ProviderOutcome::Unknown,
-            };
-            count(ProviderOp::Refund, label, since);
-            outcome
-        })
+        counted(
+            ProviderOp::Refund,
+            self.0.refund(charge, refund, amount),
+            |outcome| match outcome {
+                RefundOutcome::Refunded => Seen::Succeeded,
+                RefundOutcome::Refused { .. } => Seen::Declined,
+                RefundOutcome::Unreachable { .. } => Seen::Unknown,
+            },
+        )
+    }
+
+    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+        self.0.book()
     }
 }

@@ -2,33 +2,27 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
-use hyper::{Method, Request, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use super::wire::{Ask, MAX_ANSWER_BYTES, Reply, Trouble, Wire};
+use super::{
+    CaptureOutcome, Charge, ChargeOutcome, Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome,
+};
 use crate::domain::{BookEntry, ChargeName, Currency, Money, News, ProviderEvent, RefundName};
 
-/// How long a connection may take to come about.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Largest answer that is read.
-const MAX_ANSWER_BYTES: usize = 64 * 1024;
 /// Largest book that is read: some two million charges.
 const MAX_BOOK_BYTES: usize = 512 * 1024 * 1024;
+/// How long reading it may take.
+const BOOK_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// The mock provider behind an address.
 pub struct MockProvider {
-    client: Client<HttpConnector, Full<Bytes>>,
-    base: String,
-    timeout: Duration,
+    wire: Wire,
+    two_step: bool,
 }
 
 /// What an answer says of a charge.
@@ -53,100 +47,42 @@ struct BookedCharge {
     refunded_minor: i64,
 }
 
-/// An exchange that brought no usable answer.
-#[derive(Debug)]
-enum Trouble {
-    /// There was no connection: nothing left.
-    NotSent,
-    /// It may have arrived.
-    Unknown(String),
-}
-
 impl MockProvider {
-    /// A client of the provider at `url`, whose calls take at most `timeout`. It keeps as many connections as there may be
-    /// charges in flight: with fewer, each commit of claims would have it close what it needs again for the next.
+    /// A client of the provider at `url`, whose calls take at most `timeout`, with so many charges in flight. In two steps charges only set
+    /// money aside.
     ///
     /// # Errors
     /// When the URL isn't one.
-    pub fn new(url: &str, timeout: Duration, max_in_flight: usize) -> anyhow::Result<Self> {
-        let base = url.trim_end_matches('/').to_owned();
-        base.parse::<Uri>()
-            .ok()
-            .filter(|uri| uri.scheme_str() == Some("http") && uri.authority().is_some())
-            .with_context(|| format!("provider.url: {base:?} isn't an http:// address"))?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(max_in_flight)
-            // A repeat that nobody decided on, and nobody counted, could be a second charge.
-            .retry_canceled_requests(false)
-            .build(connector);
+    pub fn new(url: &str, timeout: Duration, max_in_flight: usize, two_step: bool) -> anyhow::Result<Self> {
         Ok(Self {
-            client,
-            base,
-            timeout,
+            wire: Wire::new(url, None, timeout, max_in_flight)?,
+            two_step,
         })
     }
 
-    /// One request: its status, the pause it asks for, and its body.
     async fn exchange(
         &self,
         method: Method,
         path: &str,
         body: Option<serde_json::Value>,
-    ) -> Result<(StatusCode, Option<Duration>, Bytes), Trouble> {
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(
-                body.map(|body| body.to_string()).unwrap_or_default().into(),
-            ))
-            .map_err(|_| Trouble::NotSent)?;
-        let exchange = async {
-            let response = self.client.request(request).await.map_err(|error| {
-                if error.is_connect() {
-                    Trouble::NotSent
-                } else {
-                    Trouble::Unknown(describe(&error))
-                }
-            })?;
-            let status = response.status();
-            let retry_after = response
-                .headers()
-                .get(RETRY_AFTER)
-                .and_then(|value| value.to_str().ok()?.parse().ok())
-                .map(Duration::from_secs);
-            let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
-                .collect()
-                .await
-                .map_err(|error| Trouble::Unknown(error.to_string()))?;
-            Ok((status, retry_after, body.to_bytes()))
-        };
-        tokio::time::timeout(self.timeout, exchange)
+    ) -> Result<Reply, Trouble> {
+        self.wire
+            .exchange(Ask {
+                method,
+                path,
+                content_type: "application/json",
+                headers: &[],
+                body: body.map(|body| body.to_string()).unwrap_or_default(),
+                max_answer_bytes: MAX_ANSWER_BYTES,
+                timeout: None,
+            })
             .await
-            .unwrap_or_else(|_| Err(Trouble::Unknown(format!("no answer within {:?}", self.timeout))))
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<(StatusCode, Bytes), String> {
-        match self.exchange(method, path, None).await {
-            Ok((status, _, body)) => Ok((status, body)),
-            Err(Trouble::NotSent) => Err("it can't be reached".to_owned()),
-            Err(Trouble::Unknown(what)) => Err(what),
-        }
+        let reply = self.exchange(method, path, None).await.map_err(Trouble::what)?;
+        Ok((reply.status, reply.body))
     }
-}
-
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }
 
 fn answer(status: StatusCode, body: &Bytes) -> Result<Answer, String> {
@@ -179,6 +115,7 @@ const MAX_CODE_CHARS: usize = 100;
 pub fn read_event(body: &[u8]) -> Option<ProviderEvent> {
     let told: Told = serde_json::from_slice(body).ok()?;
     let news = match told.r#type.as_str() {
+        "charge.authorised" => News::Authorised,
         "charge.succeeded" | "charge.updated" => News::Succeeded,
         "charge.declined" => News::Declined,
         "charge.voided" => News::Voided,
@@ -212,43 +149,69 @@ impl PaymentProvider for MockProvider {
         "mock"
     }
 
-    fn charge<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, ChargeOutcome> {
+    fn two_step(&self) -> bool {
+        self.two_step
+    }
+
+    fn charge<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, ChargeOutcome> {
         Box::pin(async move {
             let body = json!({
-                "reference": reference.as_str(),
-                "amount_minor": amount.amount_minor,
-                "currency": amount.currency.as_str(),
+                "reference": charge.reference.as_str(),
+                "amount_minor": charge.amount.amount_minor,
+                "currency": charge.amount.currency.as_str(),
+                "capture": !self.two_step,
             });
-            match self.exchange(Method::POST, "/charges", Some(body)).await {
-                Err(Trouble::NotSent) => ChargeOutcome::NotSent { retry_after: None },
-                Err(Trouble::Unknown(what)) => ChargeOutcome::Unknown { what },
+            let reply = match self.exchange(Method::POST, "/charges", Some(body)).await {
+                Ok(reply) => reply,
+                Err(Trouble::NotSent) => return ChargeOutcome::NotSent { retry_after: None },
+                Err(Trouble::Unknown(what)) => return ChargeOutcome::Unknown { what },
+            };
+            match reply.status {
                 // Turned away before anything was done.
-                Ok((StatusCode::TOO_MANY_REQUESTS, retry_after, _)) => ChargeOutcome::NotSent {
-                    retry_after: Some(retry_after.unwrap_or(Duration::from_secs(1))),
-                },
+                StatusCode::TOO_MANY_REQUESTS => {
+                    return ChargeOutcome::NotSent {
+                        retry_after: Some(reply.retry_after.unwrap_or(Duration::from_secs(1))),
+                    };
+                }
                 // It is no request, and never will be: nothing was taken. (422 is another matter: it contradicts an earlier
                 // request under this reference, which may have taken money, so only a look-up can tell.)
-                Ok((StatusCode::BAD_REQUEST, ..)) => ChargeOutcome::Declined {
-                    code: "invalid_request".to_owned(),
+                StatusCode::BAD_REQUEST => {
+                    return ChargeOutcome::Declined {
+                        code: "invalid_request".to_owned(),
+                    };
+                }
+                _ => {}
+            }
+            match answer(reply.status, &reply.body) {
+                Ok(answer) if answer.status == "succeeded" => ChargeOutcome::Succeeded,
+                Ok(answer) if answer.status == "authorised" => ChargeOutcome::Authorised,
+                Ok(answer) if answer.status == "declined" => ChargeOutcome::Declined { code: code(answer) },
+                Ok(answer) => ChargeOutcome::Unknown {
+                    what: format!("it is {}", answer.status),
                 },
-                Ok((status, _, body)) => match answer(status, &body) {
-                    Ok(answer) if answer.status == "succeeded" => ChargeOutcome::Succeeded,
-                    Ok(answer) if answer.status == "declined" => {
-                        ChargeOutcome::Declined { code: code(answer) }
-                    }
-                    Ok(answer) => ChargeOutcome::Unknown {
-                        what: format!("it is {}", answer.status),
-                    },
-                    Err(what) => ChargeOutcome::Unknown { what },
-                },
+                Err(what) => ChargeOutcome::Unknown { what },
             }
         })
     }
 
-    fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup> {
+    fn capture<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, CaptureOutcome> {
+        Box::pin(async move {
+            let path = format!("/charges/{}/capture", charge.reference.as_str());
+            let outcome = self.ask(Method::POST, &path).await;
+            match outcome.and_then(|(status, body)| answer(status, &body)) {
+                Ok(answer) if answer.status == "succeeded" => CaptureOutcome::Captured,
+                Ok(answer) => CaptureOutcome::Unknown {
+                    what: format!("it is {}", answer.status),
+                },
+                Err(what) => CaptureOutcome::Unknown { what },
+            }
+        })
+    }
+
+    fn lookup<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, Lookup> {
         Box::pin(async move {
             let found = match self
-                .ask(Method::GET, &format!("/charges/{}", reference.as_str()))
+                .ask(Method::GET, &format!("/charges/{}", charge.reference.as_str()))
                 .await
             {
                 Ok((StatusCode::NOT_FOUND, _)) => return Lookup::NotFound,
@@ -258,6 +221,7 @@ impl PaymentProvider for MockProvider {
             match found {
                 Ok(answer) => match answer.status.as_str() {
                     "succeeded" => Lookup::Succeeded,
+                    "authorised" => Lookup::Authorised,
                     "declined" => Lookup::Declined { code: code(answer) },
                     "voided" => Lookup::Voided,
                     "pending" => Lookup::Pending,
@@ -270,9 +234,9 @@ impl PaymentProvider for MockProvider {
         })
     }
 
-    fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome> {
+    fn void<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, VoidOutcome> {
         Box::pin(async move {
-            let path = format!("/charges/{}/void", reference.as_str());
+            let path = format!("/charges/{}/void", charge.reference.as_str());
             let outcome = self
                 .ask(Method::POST, &path)
                 .await
@@ -293,21 +257,20 @@ impl PaymentProvider for MockProvider {
 
     fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
         Box::pin(async move {
-            let request = Request::builder()
-                .uri(format!("{}/book", self.base))
-                .body(Full::default())
-                .map_err(|error| error.to_string())?;
-            let response = self
-                .client
-                .request(request)
+            let reply = self
+                .wire
+                .exchange(Ask {
+                    method: Method::GET,
+                    path: "/book",
+                    content_type: "application/json",
+                    headers: &[],
+                    body: String::new(),
+                    max_answer_bytes: MAX_BOOK_BYTES,
+                    timeout: Some(BOOK_TIMEOUT),
+                })
                 .await
-                .map_err(|error| describe(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BOOK_BYTES)
-                .collect()
-                .await
-                .map_err(|error| error.to_string())?
-                .to_bytes();
+                .map_err(Trouble::what)?;
+            let Reply { status, body, .. } = reply;
             if status != StatusCode::OK {
                 return Err(format!("it answered {status}"));
             }
@@ -332,30 +295,28 @@ impl PaymentProvider for MockProvider {
 
     fn refund<'a>(
         &'a self,
-        charge: &'a Reference,
+        charge: &'a Charge,
         refund: &'a Reference,
         amount: Money,
     ) -> BoxFuture<'a, RefundOutcome> {
         Box::pin(async move {
-            let path = format!("/charges/{}/refunds", charge.as_str());
+            let path = format!("/charges/{}/refunds", charge.reference.as_str());
             let body = json!({
                 "reference": refund.as_str(),
                 "amount_minor": amount.amount_minor,
             });
-            match self.exchange(Method::POST, &path, Some(body)).await {
-                Ok((StatusCode::OK, ..)) => RefundOutcome::Refunded,
-                Ok((status @ (StatusCode::UNPROCESSABLE_ENTITY | StatusCode::NOT_FOUND), ..)) => {
-                    RefundOutcome::Refused {
-                        code: status.to_string(),
-                    }
-                }
-                Ok((status, ..)) => RefundOutcome::Unreachable {
+            let status = match self.exchange(Method::POST, &path, Some(body)).await {
+                Ok(reply) => reply.status,
+                Err(trouble) => return RefundOutcome::Unreachable { what: trouble.what() },
+            };
+            match status {
+                StatusCode::OK => RefundOutcome::Refunded,
+                StatusCode::UNPROCESSABLE_ENTITY | StatusCode::NOT_FOUND => RefundOutcome::Refused {
+                    code: status.to_string(),
+                },
+                status => RefundOutcome::Unreachable {
                     what: format!("it answered {status}"),
                 },
-                Err(Trouble::NotSent) => RefundOutcome::Unreachable {
-                    what: "it can't be reached".to_owned(),
-                },
-                Err(Trouble::Unknown(what)) => RefundOutcome::Unreachable { what },
             }
         })
     }

@@ -1,10 +1,11 @@
-//! Payment providers: what the engine asks of one, and in which four ways a charge can end.
+//! Payment providers: what the engine asks of one, and in which ways a charge can end.
 //!
 //! Architecture invariant: no lock and no transaction is held while one of these calls is under way.
 
 pub mod metered;
 pub mod mock;
 pub mod webhook;
+mod wire;
 
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ impl Reference {
 pub enum ChargeOutcome {
     /// The provider has the money.
     Succeeded,
+    /// The provider has set the money aside, and takes it when it is told to capture it.
+    Authorised,
     /// The provider said no; final for this reference.
     Declined {
         /// The provider's word for why.
@@ -64,6 +67,8 @@ pub enum ChargeOutcome {
 pub enum Lookup {
     /// The money is there.
     Succeeded,
+    /// It is set aside, and not taken.
+    Authorised,
     /// Declined; final.
     Declined {
         /// The provider's word for why.
@@ -77,6 +82,18 @@ pub enum Lookup {
     NotFound,
     /// The provider couldn't be asked.
     Unreachable {
+        /// What was seen, for logs.
+        what: String,
+    },
+}
+
+/// What became of a capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CaptureOutcome {
+    /// The provider has the money, now or by an earlier request.
+    Captured,
+    /// It doesn't say so: only a look-up can tell whether it has.
+    Unknown {
         /// What was seen, for logs.
         what: String,
     },
@@ -118,27 +135,84 @@ pub enum RefundOutcome {
     },
 }
 
-/// A payment provider. Each call is one request, sent once: whoever calls decides about retries, and each real send is
-/// counted in `fluxbuy_provider_requests_total`.
+/// What became of the wish to have a charge named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenOutcome {
+    /// It has this name at the provider, and nothing was taken or set aside.
+    Opened(String),
+    /// The provider won't have it; final.
+    Declined {
+        /// The provider's word for why.
+        code: String,
+    },
+    /// Not known, or not done. Nothing was taken or set aside.
+    Unreachable {
+        /// What was seen, for logs.
+        what: String,
+        /// How long the provider asked us to wait, where it did.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// A charge as the provider is asked about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Charge {
+    /// Our name for it.
+    pub reference: Reference,
+    /// How much.
+    pub amount: Money,
+    /// What the buyer pays with, where the purchase said so.
+    pub payment_method: Option<String>,
+    /// The provider's name for it, where the provider gives one beforehand and we have written it down.
+    pub provider_id: Option<String>,
+}
+
+/// A payment provider. Each call is one request, sent once, unless it says otherwise: whoever calls decides about retries, and each real
+/// send is counted in `fluxbuy_provider_requests_total`.
 pub trait PaymentProvider: Send + Sync + 'static {
     /// Its name in the database.
     fn name(&self) -> &'static str;
-    /// Takes the money. Idempotent by reference.
-    fn charge<'a>(&'a self, reference: &'a Reference, amount: Money) -> BoxFuture<'a, ChargeOutcome>;
+
+    /// Whether a charge only sets money aside, until it is captured.
+    fn two_step(&self) -> bool;
+
+    /// Whether charges must be opened, and the provider's name for them written down, before anything is charged: then it doesn't matter how
+    /// the provider takes repeats, for the same charge can't happen twice.
+    fn opens_charges(&self) -> bool {
+        false
+    }
+
+    /// Has a charge named by the provider, without taking anything. Only where charges must be opened.
+    fn open<'a>(&'a self, _: &'a Charge) -> BoxFuture<'a, OpenOutcome> {
+        Box::pin(std::future::ready(OpenOutcome::Unreachable {
+            what: "this provider names no charges".to_owned(),
+            retry_after: None,
+        }))
+    }
+
+    /// Takes the money, or sets it aside. Idempotent by reference.
+    fn charge<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, ChargeOutcome>;
+
+    /// Takes all of the money that was set aside. Idempotent by reference.
+    fn capture<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, CaptureOutcome>;
+
     /// Asks what became of a charge.
-    fn lookup<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, Lookup>;
-    /// Makes sure that a charge can't succeed any more.
-    fn void<'a>(&'a self, reference: &'a Reference) -> BoxFuture<'a, VoidOutcome>;
+    fn lookup<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, Lookup>;
+
+    /// Makes sure that a charge can't succeed any more; what is only set aside is let go.
+    fn void<'a>(&'a self, charge: &'a Charge) -> BoxFuture<'a, VoidOutcome>;
+
+    /// Pays a charge back, or a part of it, under the refund's own name. Idempotent by that.
+    fn refund<'a>(
+        &'a self,
+        charge: &'a Charge,
+        refund: &'a Reference,
+        amount: Money,
+    ) -> BoxFuture<'a, RefundOutcome>;
+
     /// All that the provider has taken and paid back, by its own book, in as many requests as that takes.
     ///
     /// # Errors
     /// What was seen, when it can't be read.
     fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>>;
-    /// Pays a charge back, or a part of it, under the refund's own name. Idempotent by that.
-    fn refund<'a>(
-        &'a self,
-        charge: &'a Reference,
-        refund: &'a Reference,
-        amount: Money,
-    ) -> BoxFuture<'a, RefundOutcome>;
 }

@@ -13,7 +13,7 @@ use crate::metrics::Pool;
 pub struct OrderToEnd {
     /// Which.
     pub order: OrderId,
-    /// PENDING, PROCESSING or PAID.
+    /// PENDING, PROCESSING, CAPTURING or PAID.
     pub status: OrderStatus,
     /// Where the next page begins.
     pub cursor: Uuid,
@@ -82,7 +82,7 @@ impl Store {
             let rows: Vec<(Uuid, String, Uuid)> = sqlx::query_as(
                 "SELECT id, status::text, idempotency_digest FROM orders
                  WHERE sale_id = $1 AND idempotency_digest > coalesce($2, '00000000-0000-0000-0000-000000000000'::uuid)
-                   AND status IN ('PENDING', 'PROCESSING', 'PAID')
+                   AND status IN ('PENDING', 'PROCESSING', 'CAPTURING', 'PAID')
                  ORDER BY idempotency_digest LIMIT $3",
             )
             .bind(sale.0)
@@ -112,7 +112,7 @@ impl Store {
                 "UPDATE sales SET cancellation_done_at = clock_timestamp()
                  WHERE id = $1 AND cancelled_at IS NOT NULL AND cancellation_done_at IS NULL
                    AND NOT EXISTS (SELECT FROM orders WHERE sale_id = $1 AND idempotency_digest IS NOT NULL
-                                   AND status IN ('PENDING', 'PROCESSING', 'PAID'))",
+                                   AND status IN ('PENDING', 'PROCESSING', 'CAPTURING', 'PAID'))",
             )
             .bind(sale.0)
             .execute(&mut **conn)
@@ -131,7 +131,7 @@ impl Store {
                 "SELECT micros(s.cancelled_at) AS cancelled_at_us, micros(s.cancellation_done_at) AS done_at_us,
                         o.open, o.to_refund, o.released, o.refunded
                  FROM sales s, LATERAL (
-                    SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING')) AS open,
+                    SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING', 'CAPTURING')) AS open,
                            count(*) FILTER (WHERE status = 'PAID') AS to_refund,
                            count(*) FILTER (WHERE status = 'FAILED') AS released,
                            count(*) FILTER (WHERE status = 'REFUNDED') AS refunded

@@ -38,7 +38,7 @@ pub use rebuild::{KnownOrder, Snapshot};
 pub use refunds::{PaidRefund, RefundNoted};
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};
-pub use tasks::{DeadLetter, Task, TaskKind};
+pub use tasks::{BegunCharge, DeadLetter, Task, TaskKind};
 pub use trace::Happened;
 pub use transition::{Applied, Change, Outcome, Written};
 

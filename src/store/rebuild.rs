@@ -70,7 +70,7 @@ impl Store {
                     "SELECT id, buyer, idempotency_digest, quantity,
                         CASE status WHEN 'REFUNDED' THEN NOT EXISTS (
                             SELECT FROM stock_entries e WHERE e.sale_id = $1 AND e.order_id = o.id AND e.kind = 'RELEASE')
-                        ELSE status IN ('PENDING', 'PROCESSING', 'PAID') END AS holds
+                        ELSE status IN ('PENDING', 'PROCESSING', 'CAPTURING', 'PAID') END AS holds
                  FROM orders o WHERE sale_id = $1 AND idempotency_digest IS NOT NULL",
                 )
                 .bind(sale.0)

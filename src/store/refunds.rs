@@ -290,6 +290,7 @@ async fn finish(
             Event::Refunded
         },
         expect: OrderStatus::Paid,
+        two_step: false,
         fence: None,
         by: By::Seller,
         decline_code: None,

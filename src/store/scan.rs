@@ -29,7 +29,7 @@ pub struct StuckOrder {
     pub order: OrderId,
     /// Its sale.
     pub sale: SaleId,
-    /// PENDING or PROCESSING.
+    /// PENDING, PROCESSING or CAPTURING.
     pub status: OrderStatus,
     /// Its fence when it was seen.
     pub fence: i32,
@@ -82,7 +82,7 @@ impl Store {
         .await
     }
 
-    /// PROCESSING orders that were claimed longer than the cutoff ago, those that were looked into longest ago first. Those that were looked into
+    /// PROCESSING and CAPTURING orders that were claimed longer than the cutoff ago, those that were looked into longest ago first. Those that were looked into
     /// less than `retry_after` ago are left out.
     pub async fn stuck_claims(
         &self,
@@ -96,7 +96,7 @@ impl Store {
             let rows = sqlx::query(
                 "SELECT id, sale_id, status::text AS status, fence FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
-               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PROCESSING'
+               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status IN ('PROCESSING', 'CAPTURING')
                AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'
                AND updated_at <= clock_timestamp() - $2 * interval '1 millisecond'
              ORDER BY updated_at LIMIT $3",
@@ -118,7 +118,7 @@ impl Store {
             let (count, oldest_us): (i64, Option<i64>) = sqlx::query_as(
                 "SELECT count(*), micros(clock_timestamp()) - micros(min(claimed_at)) FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
-               AND status = 'PROCESSING' AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'",
+               AND status IN ('PROCESSING', 'CAPTURING') AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'",
             )
             .bind(cutoff.as_millis() as i64)
             .fetch_one(&mut **conn)
@@ -140,7 +140,7 @@ impl Store {
         sqlx::query(sqlx::AssertSqlSafe(format!(
             "UPDATE open_orders_horizon
              SET starts_at = least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
-                (SELECT min(created_at) FROM orders WHERE status IN ('PENDING', 'PROCESSING')))"
+                (SELECT min(created_at) FROM orders WHERE status IN ('PENDING', 'PROCESSING', 'CAPTURING')))"
         )))
         .execute(&mut *tx)
         .await?;
@@ -155,7 +155,7 @@ impl Store {
                 "UPDATE open_orders_horizon h
                  SET starts_at = greatest(h.starts_at, least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
                     (SELECT min(created_at) FROM orders
-                     WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status IN ('PENDING', 'PROCESSING'))))"
+                     WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status IN ('PENDING', 'PROCESSING', 'CAPTURING'))))"
             )))
             .execute(&mut **conn)
             .await?;

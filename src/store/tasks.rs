@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::{Error, Store, commit};
 use crate::domain::{Money, OrderId, SaleId};
 use crate::metrics::Pool;
+use crate::provider::{Charge, Reference};
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,17 @@ pub struct Task {
     pub tries: i32,
     /// The amount of the refund, or of the charge.
     pub amount: Money,
+    /// The charge as the provider knows it.
+    pub charge: Charge,
+}
+
+/// A charge that was begun, as the rows have it.
+#[derive(Debug, Clone)]
+pub struct BegunCharge {
+    /// As the provider knows it.
+    pub charge: Charge,
+    /// It only sets money aside: nothing is taken before it is captured.
+    pub two_step: bool,
 }
 
 /// Work out of tries.
@@ -129,6 +142,85 @@ impl Store {
         .await
     }
 
+    /// Writes down the provider's name for a charge that is open. Returns the name that it has now, which is the first that was
+    /// written; `None` when the charge isn't open any more, and may not be gone on with.
+    pub async fn name_charge(
+        &self,
+        order: OrderId,
+        sale: SaleId,
+        attempt: i32,
+        provider_id: &str,
+    ) -> Result<Option<String>, Error> {
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            Ok(sqlx::query_scalar(
+                "UPDATE payments SET provider_id = coalesce(provider_id, $4), updated_at = clock_timestamp()
+                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')
+                 RETURNING provider_id",
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .bind(provider_id)
+            .fetch_optional(&mut **conn)
+            .await?)
+        })
+        .await
+    }
+
+    /// A charge that was begun; `None` when there is none.
+    pub async fn begun_charge(
+        &self,
+        order: OrderId,
+        sale: SaleId,
+        attempt: i32,
+    ) -> Result<Option<BegunCharge>, Error> {
+        self.asked(async {
+            let mut conn = self.held(Pool::Read).await?;
+            let row = sqlx::query(
+                "SELECT amount_minor AS charge_minor, currency, provider_id, two_step FROM payments
+                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3",
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .fetch_optional(&mut **conn)
+            .await?;
+            row.map(|row| {
+                Ok(BegunCharge {
+                    charge: charge(&row, order, attempt)?,
+                    two_step: row.try_get("two_step")?,
+                })
+            })
+            .transpose()
+        })
+        .await
+    }
+
+    /// Writes down that money was set aside for an order that had failed, or for an attempt that isn't the one that counts, and is to be
+    /// let go. Returns whether there is anything to let go.
+    pub async fn void_later(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<bool, Error> {
+        self.decided(async {
+            let mut conn = self.held(Pool::Settle).await?;
+            let noted = sqlx::query(
+                "INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
+                 SELECT p.order_id, p.sale_id, p.attempt, 'RESOLVE'
+                 FROM orders o JOIN payments p ON p.order_id = o.id AND p.sale_id = o.sale_id
+                 WHERE o.id = $1 AND o.sale_id = $2 AND p.attempt = $3 AND (o.status = 'FAILED' OR o.attempt <> $3)
+                   AND p.status NOT IN ('SUCCEEDED', 'REFUND_DUE', 'REFUNDED')
+                 ON CONFLICT (order_id, attempt, kind, refund, sale_id) DO UPDATE SET due_at = clock_timestamp()",
+            )
+            .bind(order.0)
+            .bind(sale.0)
+            .bind(attempt)
+            .execute(&mut **conn)
+            .await?
+            .rows_affected();
+            Ok(noted == 1)
+        })
+        .await
+    }
+
     /// Notes on an open payment that its outcome is in doubt.
     pub async fn mark_in_doubt(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<(), Error> {
         self.decided(async {
@@ -165,7 +257,8 @@ impl Store {
                 WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
                   AND t.refund = d.refund
                   AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
-                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.refund, t.tries, p.currency,
+                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.refund, t.tries, p.currency, p.provider_id,
+                    p.amount_minor AS charge_minor,
                     coalesce((SELECT r.amount_minor FROM refunds r
                               WHERE r.order_id = t.order_id AND r.number = t.refund AND r.sale_id = t.sale_id),
                              p.amount_minor) AS amount_minor",
@@ -177,10 +270,12 @@ impl Store {
             rows.iter()
                 .map(|row| {
                     let kind: &str = row.try_get("kind")?;
+                    let (order, attempt) = (OrderId(row.try_get("order_id")?), row.try_get("attempt")?);
                     Ok(Task {
-                        order: OrderId(row.try_get("order_id")?),
+                        order,
                         sale: SaleId(row.try_get("sale_id")?),
-                        attempt: row.try_get("attempt")?,
+                        attempt,
+                        charge: charge(row, order, attempt)?,
                         kind: TaskKind::from_sql(kind)
                             .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
                         refund: row.try_get("refund")?,
@@ -345,6 +440,16 @@ impl Store {
         })
         .await
     }
+}
+
+/// A charge that was begun is asked about by its names; what it was to be paid with matters no more.
+fn charge(row: &PgRow, order: OrderId, attempt: i32) -> Result<Charge, Error> {
+    Ok(Charge {
+        reference: Reference::of(order, attempt),
+        amount: super::read::money(row.try_get("charge_minor")?, row.try_get("currency")?)?,
+        payment_method: None,
+        provider_id: row.try_get("provider_id")?,
+    })
 }
 
 pub(super) async fn delete_task(

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{Error, Store, commit};
 use crate::domain::{
-    Effect, Event, FailureReason, Money, OrderId, OrderStatus, SaleId, Transition, transition,
+    Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentStatus, SaleId, Transition, transition,
 };
 use crate::metrics::{By, Pool};
 use crate::provider::Reference;
@@ -30,6 +30,8 @@ pub struct Change {
     pub fence: Option<i32>,
     /// Who wants it.
     pub by: By,
+    /// For a claim: its charge only sets money aside, until it is captured.
+    pub two_step: bool,
     /// The provider's word, for a declined payment.
     pub decline_code: Option<String>,
     /// The provider's event that brought it about, if one did.
@@ -68,6 +70,8 @@ pub struct Applied {
     pub quantity: i32,
     /// What they cost together.
     pub amount: Money,
+    /// What the buyer pays with, where the purchase said so.
+    pub payment_method: Option<String>,
 }
 
 /// What a batch did besides.
@@ -193,7 +197,7 @@ async fn update_orders(
         WHERE o.id = m.id AND o.sale_id = m.sale_id
           AND (m.expect IS NULL OR o.status = m.expect::order_status)
           AND (m.expect_fence IS NULL OR o.fence = m.expect_fence)
-        RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer,
+        RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer, o.payment_method,
             (SELECT s.currency FROM sales s WHERE s.id = o.sale_id) AS currency",
     )
     .bind(changes.iter().map(|c| c.order.0).collect::<Vec<_>>())
@@ -215,6 +219,7 @@ async fn update_orders(
                 attempt: row.try_get("attempt")?,
                 quantity: row.try_get("quantity")?,
                 amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
+                payment_method: row.try_get("payment_method")?,
             };
             Ok((
                 OrderId(row.try_get("id")?),
@@ -275,7 +280,7 @@ fn expected_fence(change: &Change) -> Option<i32> {
     change.fence
 }
 
-/// Whether all payments that were to be closed have to be open. Left out with the conditions.
+/// Whether all payments that were to be moved on have to be open. Left out with the conditions.
 #[allow(clippy::unnecessary_wraps, unused_variables)]
 fn all_must_be_open(closed: &[&Moved<'_>]) -> bool {
     #[cfg(feature = "test-switches")]
@@ -345,10 +350,10 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
     let begun: Vec<_> = moved.iter().filter(|m| m.has(Effect::BeginPayment)).collect();
     if !begun.is_empty() {
         sqlx::query(
-            "INSERT INTO payments (order_id, sale_id, attempt, reference, amount_minor, currency, status)
-             SELECT p.order_id, p.sale_id, p.attempt, p.reference, p.amount_minor, p.currency, 'INITIATED'
-             FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::text[])
-                AS p (order_id, sale_id, attempt, reference, amount_minor, currency)",
+            "INSERT INTO payments (order_id, sale_id, attempt, reference, amount_minor, currency, status, two_step)
+             SELECT p.order_id, p.sale_id, p.attempt, p.reference, p.amount_minor, p.currency, 'INITIATED', p.two_step
+             FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::text[], $7::bool[])
+                AS p (order_id, sale_id, attempt, reference, amount_minor, currency, two_step)",
         )
         .bind(ids(&begun))
         .bind(sales(&begun))
@@ -371,30 +376,37 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
                 .map(|m| m.after.amount.currency.as_str().to_owned())
                 .collect::<Vec<_>>(),
         )
+        .bind(begun.iter().map(|m| m.change.two_step).collect::<Vec<_>>())
         .execute(&mut **tx)
         .await?;
     }
 
     let closed: Vec<_> = moved
         .iter()
-        .filter(|m| m.has(Effect::ClosePayment) || m.has(Effect::ResolvePaymentLater))
+        .filter(|m| {
+            m.has(Effect::BeginCapture) || m.has(Effect::ClosePayment) || m.has(Effect::ResolvePaymentLater)
+        })
         .collect();
     if closed.is_empty() {
         return Ok(());
     }
-    let status_of = |event: Event| match event {
-        Event::ChargeSucceeded => "SUCCEEDED",
-        Event::ChargeDeclined => "DECLINED",
-        Event::ChargeVoided => "VOIDED",
-        Event::ChargeNotSent => "NOT_SENT",
-        _ => "IN_DOUBT",
+    let status_of = |event: Event| {
+        let status = match event {
+            Event::Authorised => PaymentStatus::Authorised,
+            Event::ChargeSucceeded => PaymentStatus::Succeeded,
+            Event::ChargeDeclined => PaymentStatus::Declined,
+            Event::ChargeVoided => PaymentStatus::Voided,
+            Event::ChargeNotSent => PaymentStatus::NotSent,
+            _ => PaymentStatus::InDoubt,
+        };
+        status.as_sql()
     };
     let updated = sqlx::query(
         "UPDATE payments p SET status = c.status, decline_code = c.decline_code, updated_at = clock_timestamp()
          FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[])
             AS c (order_id, sale_id, attempt, status, decline_code)
          WHERE p.order_id = c.order_id AND p.attempt = c.attempt AND p.sale_id = c.sale_id
-           AND p.status IN ('INITIATED', 'IN_DOUBT')",
+           AND p.status IN ('INITIATED', 'IN_DOUBT', 'AUTHORISED')",
     )
     .bind(ids(&closed))
     .bind(sales(&closed))
@@ -409,7 +421,7 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
             code: "FB001".to_owned(),
             constraint: "payments_open".to_owned(),
             message: format!(
-                "{} payments were to be closed but {updated} were open",
+                "{} payments were to be moved on but {updated} were open",
                 closed.len()
             ),
         });

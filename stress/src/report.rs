@@ -64,6 +64,7 @@ pub struct Latency {
 pub struct Orders {
     pending: u64,
     processing: u64,
+    capturing: u64,
     paid: u64,
     failed: u64,
     refunded: u64,
@@ -143,6 +144,7 @@ impl Orders {
             match order.status {
                 Status::Pending => orders.pending += 1,
                 Status::Processing => orders.processing += 1,
+                Status::Capturing => orders.capturing += 1,
                 Status::Paid => orders.paid += 1,
                 Status::Failed => orders.failed += 1,
                 Status::Refunded => orders.refunded += 1,
@@ -235,6 +237,7 @@ impl Display for Report {
         let Orders {
             pending,
             processing,
+            capturing,
             paid,
             failed,
             refunded,
@@ -289,6 +292,7 @@ impl Display for Report {
             &counts(&[
                 ("pending", pending),
                 ("processing", processing),
+                ("capturing", capturing),
                 ("paid", paid),
                 ("failed", failed),
                 ("refunded", refunded),
@@ -520,7 +524,7 @@ mod tests {
         assert_eq!(keys(&json["latency_ms"]), set(&["p50", "p95", "p99", "max"]));
         assert_eq!(
             keys(&json["orders"]),
-            set(&["pending", "processing", "paid", "failed", "refunded"])
+            set(&["pending", "processing", "capturing", "paid", "failed", "refunded"])
         );
         assert_eq!(
             keys(&json["claims_lost"]),

@@ -331,7 +331,7 @@ impl Bed {
         let db = crate::support::pool(owner_url).await;
         eventually("no order is open there", || async {
             sqlx::query_scalar::<_, i64>(
-                "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING')",
+                "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING', 'CAPTURING')",
             )
             .bind(sale.parse::<Uuid>().unwrap())
             .fetch_one(&db)

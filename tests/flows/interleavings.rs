@@ -76,6 +76,7 @@ fn cancelled(order: &str, sale: &str) -> Change {
         expect: OrderStatus::Pending,
         fence: None,
         by: fluxbuy::metrics::By::Buyer,
+        two_step: false,
         decline_code: None,
         provider_event: None,
         #[cfg(feature = "test-switches")]

@@ -11,5 +11,6 @@ mod requests;
 mod startup;
 mod stock;
 mod support;
+mod two_step;
 mod walls;
 mod webhooks;

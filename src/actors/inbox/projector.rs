@@ -107,6 +107,7 @@ impl Projector {
         }
         let told = Told {
             projection,
+            status: met.found.status,
             fence: met.fence,
             attempt: charge.attempt,
             code: event.code.clone(),

@@ -1,15 +1,16 @@
-//! A charge: sent once, and then found out about. Under one reference all the time, so that whatever is repeated can't become a
-//! second charge.
+//! A charge: sent once, and then found out about; and the capture of what a charge has only set aside. Under one reference all the
+//! time, so that whatever is repeated can't become a second charge.
 
 use std::time::{Duration, Instant};
 
 use crate::actors::breaker::Breaker;
-use crate::domain::Money;
-use crate::provider::{ChargeOutcome, Lookup, PaymentProvider, Reference};
+use crate::provider::{CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider};
 
-/// How a claim's charge ended.
+/// How a claim's charge ended, or the capture after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChargeEnd {
+    /// The provider has set the money aside; nothing is taken.
+    Authorised,
     /// The provider has the money.
     Succeeded,
     /// The provider said no.
@@ -51,6 +52,7 @@ impl Plan {
     fn after_send(&mut self, outcome: ChargeOutcome) -> Step {
         match outcome {
             ChargeOutcome::Succeeded => Step::End(ChargeEnd::Succeeded),
+            ChargeOutcome::Authorised => Step::End(ChargeEnd::Authorised),
             ChargeOutcome::Declined { code } => Step::End(ChargeEnd::Declined { code }),
             ChargeOutcome::NotSent { .. } => Step::Send,
             ChargeOutcome::Unknown { .. } => {
@@ -64,11 +66,10 @@ impl Plan {
     fn after_lookup(&self, found: Lookup) -> Step {
         match found {
             Lookup::Succeeded => Step::End(ChargeEnd::Succeeded),
+            Lookup::Authorised => Step::End(ChargeEnd::Authorised),
             Lookup::Declined { code } => Step::End(ChargeEnd::Declined { code }),
             // Somebody has made sure that it can't succeed.
-            Lookup::Voided => Step::End(ChargeEnd::Declined {
-                code: "voided".to_owned(),
-            }),
+            Lookup::Voided => Step::End(voided()),
             // The same reference again is safe, and not endless.
             Lookup::NotFound if self.sends_in_doubt < MAX_SENDS_IN_DOUBT => Step::Send,
             Lookup::NotFound => Step::End(ChargeEnd::InDoubt),
@@ -85,16 +86,20 @@ impl Plan {
     }
 }
 
-/// Charges, and goes on until it is known how that ended or `give_up` is over. Each send is one request; while the breaker
+fn voided() -> ChargeEnd {
+    ChargeEnd::Declined {
+        code: "voided".to_owned(),
+    }
+}
+
+/// Charges, and goes on until it is known how that ended or `deadline` is reached. Each send is one request; while the breaker
 /// is open none is made, but look-ups go on.
 pub async fn charge(
     provider: &dyn PaymentProvider,
     breaker: &Breaker,
-    reference: &Reference,
-    amount: Money,
-    give_up: Duration,
+    charge: &Charge,
+    deadline: Instant,
 ) -> ChargeEnd {
-    let deadline = Instant::now() + give_up;
     let mut plan = Plan::default();
     let mut step = Step::Send;
     let mut pause = FIRST_PAUSE;
@@ -104,10 +109,13 @@ pub async fn charge(
             Step::End(end) => return end,
             Step::Send if !breaker.allows(Instant::now()) => Step::Send,
             Step::Send => {
-                let outcome = provider.charge(reference, amount).await;
+                let outcome = provider.charge(charge).await;
                 breaker.record(
                     Instant::now(),
-                    matches!(outcome, ChargeOutcome::Succeeded | ChargeOutcome::Declined { .. }),
+                    matches!(
+                        outcome,
+                        ChargeOutcome::Succeeded | ChargeOutcome::Authorised | ChargeOutcome::Declined { .. }
+                    ),
                 );
                 if let ChargeOutcome::NotSent {
                     retry_after: Some(asked),
@@ -116,11 +124,11 @@ pub async fn charge(
                     wait = asked.clamp(pause, LONGEST_RETRY_AFTER);
                 }
                 if let ChargeOutcome::Unknown { what } = &outcome {
-                    tracing::warn!(reference = reference.as_str(), %what, "a charge is in doubt");
+                    tracing::warn!(reference = charge.reference.as_str(), %what, "a charge is in doubt");
                 }
                 plan.after_send(outcome)
             }
-            Step::LookUp => plan.after_lookup(provider.lookup(reference).await),
+            Step::LookUp => plan.after_lookup(provider.lookup(charge).await),
         };
         if matches!(step, Step::End(_)) {
             continue;
@@ -129,6 +137,66 @@ pub async fn charge(
             return plan.out_of_time();
         }
         tokio::time::sleep(wait).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Has the provider name a charge, and goes on until it has or `deadline` is reached. Nothing is taken by that, so that an unknown outcome
+/// leaves nothing in doubt.
+///
+/// # Errors
+/// How the charge has ended without a name.
+pub async fn open(
+    provider: &dyn PaymentProvider,
+    breaker: &Breaker,
+    charge: &Charge,
+    deadline: Instant,
+) -> Result<String, ChargeEnd> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut wait = pause;
+        if breaker.allows(Instant::now()) {
+            let outcome = provider.open(charge).await;
+            breaker.record(
+                Instant::now(),
+                !matches!(outcome, OpenOutcome::Unreachable { .. }),
+            );
+            match outcome {
+                OpenOutcome::Opened(id) => return Ok(id),
+                OpenOutcome::Declined { code } => return Err(ChargeEnd::Declined { code }),
+                OpenOutcome::Unreachable { what, retry_after } => {
+                    tracing::warn!(reference = charge.reference.as_str(), %what, "a charge could not be opened");
+                    wait = retry_after.map_or(pause, |asked| asked.clamp(pause, LONGEST_RETRY_AFTER));
+                }
+            }
+        }
+        if Instant::now() + wait >= deadline {
+            return Err(ChargeEnd::NotSent);
+        }
+        tokio::time::sleep(wait).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Takes what a charge has set aside, and goes on until it is known how that ended or `deadline` is reached: there is no way back, so no
+/// breaker stops it, and only a look-up can say that nothing is there to be taken.
+pub async fn capture(provider: &dyn PaymentProvider, charge: &Charge, deadline: Instant) -> ChargeEnd {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let CaptureOutcome::Unknown { what } = provider.capture(charge).await else {
+            return ChargeEnd::Succeeded;
+        };
+        tracing::warn!(reference = charge.reference.as_str(), %what, "a capture is in doubt");
+        match provider.lookup(charge).await {
+            Lookup::Succeeded => return ChargeEnd::Succeeded,
+            Lookup::Declined { code } => return ChargeEnd::Declined { code },
+            Lookup::Voided => return voided(),
+            Lookup::Authorised | Lookup::Pending | Lookup::NotFound | Lookup::Unreachable { .. } => {}
+        }
+        if Instant::now() + pause >= deadline {
+            return ChargeEnd::InDoubt;
+        }
+        tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LAST_PAUSE);
     }
 }

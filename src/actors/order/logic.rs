@@ -10,10 +10,10 @@ use crate::actors::breaker::Breaker;
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
-use crate::domain::{Effect, Event, Money, OrderId, OrderStatus, Projection, SaleId, transition};
+use crate::domain::{Effect, Event, OrderId, OrderStatus, Projection, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
-use crate::provider::{Lookup, PaymentProvider, Reference, VoidOutcome};
-use crate::store::{Applied, Change, Outcome, PaidRefund, Store, StuckOrder};
+use crate::provider::{Charge, Lookup, PaymentProvider, Reference, VoidOutcome};
+use crate::store::{Applied, BegunCharge, Change, Outcome, PaidRefund, Store, StuckOrder};
 
 /// How long a settlement is tried again while the database is away; after that the sweeper finds the order.
 const SETTLE_FOR: Duration = Duration::from_secs(30);
@@ -65,6 +65,7 @@ impl Logic {
             expect,
             fence,
             by,
+            two_step: self.parts.provider.two_step(),
             decline_code: None,
             provider_event: None,
             #[cfg(feature = "test-switches")]
@@ -94,75 +95,173 @@ impl Logic {
         }
     }
 
-    /// Sends the charge of a claim. Holds no lock and no transaction.
-    pub async fn charge(&self, attempt: i32, amount: Money) -> ChargeEnd {
-        let reference = Reference::of(self.order, attempt);
+    /// The charge that a claim is for.
+    pub fn charge_of(&self, claim: &Applied) -> Charge {
+        Charge {
+            reference: Reference::of(self.order, claim.attempt),
+            amount: claim.amount,
+            payment_method: claim.payment_method.clone(),
+            provider_id: None,
+        }
+    }
+
+    /// Does at the provider what a claim is for: charges a PROCESSING order, and captures a CAPTURING one. Holds no lock and no transaction.
+    pub async fn take_money(&self, claim: &Applied, charge: &mut Charge) -> ChargeEnd {
         let Parts {
             provider,
             provider_breaker,
             give_up,
             ..
         } = &*self.parts;
-        charge::charge(&**provider, provider_breaker, &reference, amount, *give_up).await
+        let deadline = Instant::now() + *give_up;
+        if claim.status == OrderStatus::Capturing {
+            return charge::capture(&**provider, charge, deadline).await;
+        }
+        if provider.opens_charges() {
+            match self.open(claim, charge, deadline).await {
+                Ok(id) => charge.provider_id = Some(id),
+                Err(end) => return end,
+            }
+        }
+        charge::charge(&**provider, provider_breaker, charge, deadline).await
     }
 
-    /// Settles a claim by how its charge ended.
-    pub async fn charge_ended(&self, fence: i32, attempt: i32, end: ChargeEnd) {
+    /// Has the charge named, and writes the name down: only under a name that is durable is anything charged.
+    async fn open(&self, claim: &Applied, charge: &Charge, deadline: Instant) -> Result<String, ChargeEnd> {
+        let Parts {
+            provider,
+            provider_breaker,
+            store,
+            ..
+        } = &*self.parts;
+        let id = charge::open(&**provider, provider_breaker, charge, deadline).await?;
+        loop {
+            match store.name_charge(self.order, self.sale, claim.attempt, &id).await {
+                Ok(Some(id)) => return Ok(id),
+                // The order was decided meanwhile. What was opened stays untouched, and comes to nothing.
+                Ok(None) => return Err(ChargeEnd::NotSent),
+                Err(error) if Instant::now() + SETTLE_PAUSE >= deadline => {
+                    tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "the provider's name for a charge could not be noted");
+                    return Err(ChargeEnd::NotSent);
+                }
+                Err(_) => tokio::time::sleep(SETTLE_PAUSE).await,
+            }
+        }
+    }
+
+    /// Moves a claimed order on by how its charge or its capture ended. What is left to be captured is returned.
+    pub async fn charge_ended(&self, claim: &Applied, end: ChargeEnd) -> Option<Applied> {
+        match self.heard_of_charge(claim, end, By::Payment).await {
+            Moved::Capturing(claim) => Some(claim),
+            Moved::Swept(_) => None,
+        }
+    }
+
+    async fn heard_of_charge(&self, claim: &Applied, end: ChargeEnd, by: By) -> Moved {
         let (event, code) = match end {
+            ChargeEnd::Authorised => return self.authorised(claim, by).await,
             ChargeEnd::Succeeded => (Event::ChargeSucceeded, None),
             ChargeEnd::Declined { code } => (Event::ChargeDeclined, Some(code)),
             ChargeEnd::NotSent => (Event::ChargeNotSent, None),
-            ChargeEnd::InDoubt => {
-                // Stays PROCESSING: the sweeper asks the provider again and again.
-                if let Err(error) = self
-                    .parts
-                    .store
-                    .mark_in_doubt(self.order, self.sale, attempt)
-                    .await
-                {
-                    tracing::warn!(order_id = %self.order, %error, "a payment in doubt could not be marked");
-                }
-                return;
-            }
+            // Stays as it is: the sweeper asks the provider again and again.
+            ChargeEnd::InDoubt => return Moved::Swept(self.stays_in_doubt(claim).await),
         };
-        self.settle(event, fence, attempt, code, By::Payment).await;
+        Moved::Swept(self.settle(event, claim, code, by).await)
+    }
+
+    async fn stays_in_doubt(&self, claim: &Applied) -> Swept {
+        if let Err(error) = self
+            .parts
+            .store
+            .mark_in_doubt(self.order, self.sale, claim.attempt)
+            .await
+        {
+            tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "a payment in doubt could not be marked");
+        }
+        Swept::InDoubt
+    }
+
+    /// The money is set aside: writes down, under the claim's fence, that it is going to be captured. From there on there is no way back.
+    async fn authorised(&self, claim: &Applied, by: By) -> Moved {
+        let change = self.change(Event::Authorised, claim.status, Some(claim.fence), by);
+        match self.write(&change).await {
+            Written::Applied(claim) => Moved::Capturing(claim),
+            // Our own doing, by a commit whose answer was lost: under this fence nobody else can have moved it there.
+            Written::Stale { status, fence } if status == OrderStatus::Capturing && fence == claim.fence => {
+                Moved::Capturing(Applied {
+                    status,
+                    ..claim.clone()
+                })
+            }
+            Written::Stale { status, .. } => {
+                self.overtaken(&change, status, claim.attempt).await;
+                Moved::Swept(Swept::Lost)
+            }
+            Written::Not(swept) => Moved::Swept(swept),
+        }
     }
 
     /// Moves a claimed order to its result, under its fence. Goes on for a while when the database is away; gives up to the sweeper.
-    async fn settle(&self, event: Event, fence: i32, attempt: i32, code: Option<String>, by: By) -> Swept {
-        let mut change = self.change(event, OrderStatus::Processing, Some(fence), by);
+    async fn settle(&self, event: Event, claim: &Applied, code: Option<String>, by: By) -> Swept {
+        let mut change = self.change(event, claim.status, Some(claim.fence), by);
         change.decline_code = code;
-        self.settle_by(change, attempt).await
+        self.settle_by(&change, claim.attempt).await
     }
 
-    async fn settle_by(&self, change: Change, attempt: i32) -> Swept {
+    async fn settle_by(&self, change: &Change, attempt: i32) -> Swept {
+        match self.write(change).await {
+            Written::Applied(_) => Swept::Settled,
+            Written::Stale { status, .. } => {
+                self.overtaken(change, status, attempt).await;
+                Swept::Lost
+            }
+            Written::Not(swept) => swept,
+        }
+    }
+
+    /// Applies a change, and goes on for a while when the database is away.
+    async fn write(&self, change: &Change) -> Written {
         let deadline = Instant::now() + SETTLE_FOR;
         loop {
             match self.parts.writer.apply(change.clone()).await {
-                Ok(Outcome::Applied(_)) => return Swept::Settled,
-                Ok(Outcome::Stale { status, .. }) => {
-                    self.overtaken(&change, status, attempt).await;
-                    return Swept::Lost;
-                }
-                Ok(Outcome::NotFound) => return Swept::Lost,
+                Ok(Outcome::Applied(applied)) => return Written::Applied(applied),
+                Ok(Outcome::Stale { status, fence }) => return Written::Stale { status, fence },
+                Ok(Outcome::NotFound) => return Written::Not(Swept::Lost),
                 Err(WriteError::Unavailable(_) | WriteError::OutcomeUnknown) if Instant::now() < deadline => {
                     tokio::time::sleep(SETTLE_PAUSE).await;
                 }
                 Err(error) => {
                     let event = change.event;
                     tracing::warn!(order_id = %self.order, ?event, %error, "a settlement is left to the sweeper");
-                    return Swept::Failed;
+                    return Written::Not(Swept::Failed);
                 }
             }
         }
     }
 
-    /// The claim is lost. The one thing that still matters: money that came for an order that failed goes back.
+    /// The claim is lost. What still matters is money for an order that failed: taken it goes back, and set aside it is let go.
     async fn overtaken(&self, change: &Change, found: OrderStatus, attempt: i32) {
-        let owed =
-            transition(found, change.event).is_ok_and(|t| t.effects.contains(&Effect::RefundLateCharge));
-        if owed {
+        let effects = transition(found, change.event).map_or(&[][..], |t| t.effects);
+        if effects.contains(&Effect::RefundLateCharge) {
             self.late_charge(attempt, change.provider_event.as_deref()).await;
+        }
+        if effects.contains(&Effect::VoidLateAuthorisation) {
+            self.late_authorisation(attempt).await;
+        }
+    }
+
+    async fn late_authorisation(&self, attempt: i32) -> Heard {
+        match self.parts.store.void_later(self.order, self.sale, attempt).await {
+            Ok(true) => {
+                tracing::warn!(order_id = %self.order, attempt, "money was set aside for a failed order, and is let go");
+                self.parts.tasks.wake();
+                Heard::Applied
+            }
+            Ok(false) => Heard::NoChange,
+            Err(error) => {
+                tracing::warn!(order_id = %self.order, attempt, %error, "a late authorisation could not be noted");
+                Heard::Again
+            }
         }
     }
 
@@ -192,6 +291,7 @@ impl Logic {
     pub async fn told(&self, told: Told) -> Heard {
         let Told {
             projection,
+            status,
             fence,
             attempt,
             code,
@@ -201,15 +301,16 @@ impl Logic {
         match projection {
             Projection::NoChange => Heard::NoChange,
             Projection::LateCharge => self.late_charge(attempt, Some(&event_id)).await,
+            Projection::LateAuthorisation => self.late_authorisation(attempt).await,
             Projection::Settle(event) => {
-                let mut change = self.change(event, OrderStatus::Processing, Some(fence), By::Webhook);
+                let mut change = self.change(event, status, Some(fence), By::Webhook);
                 change.decline_code = code;
                 change.provider_event = Some(event_id);
                 #[cfg(feature = "test-switches")]
                 {
                     change.without_guard = self.parts.webhooks_without_guard;
                 }
-                match self.settle_by(change, attempt).await {
+                match self.settle_by(&change, attempt).await {
                     Swept::Settled => Heard::Applied,
                     _ => Heard::Again,
                 }
@@ -257,7 +358,7 @@ impl Logic {
     pub async fn sweep(&self, stuck: StuckOrder) -> Swept {
         let swept = match stuck.status {
             OrderStatus::Pending => self.sweep_pending().await,
-            OrderStatus::Processing => self.sweep_processing(stuck).await,
+            OrderStatus::Processing | OrderStatus::Capturing => self.sweep_claimed(stuck).await,
             _ => Swept::Lost,
         };
         if swept == Swept::Settled {
@@ -280,27 +381,56 @@ impl Logic {
     }
 
     /// Takes the claim over, which fences its holder out, and has the provider decide. Time alone decides nothing.
-    async fn sweep_processing(&self, stuck: StuckOrder) -> Swept {
-        let take_over = self.change(
-            Event::TakeOver,
-            OrderStatus::Processing,
-            Some(stuck.fence),
-            By::Sweeper,
-        );
+    async fn sweep_claimed(&self, stuck: StuckOrder) -> Swept {
+        let take_over = self.change(Event::TakeOver, stuck.status, Some(stuck.fence), By::Sweeper);
         let claim = match self.parts.writer.apply(take_over).await {
             Ok(Outcome::Applied(claim)) => claim,
             Ok(_) => return Swept::Lost,
             Err(_) => return Swept::Failed,
         };
-        let settle = |event, code| self.settle(event, claim.fence, claim.attempt, code, By::Sweeper);
-        let reference = Reference::of(self.order, claim.attempt);
+        let begun = match self
+            .parts
+            .store
+            .begun_charge(self.order, self.sale, claim.attempt)
+            .await
+        {
+            Ok(Some(begun)) => begun,
+            Ok(None) => return Swept::Lost,
+            Err(error) => {
+                tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "a charge could not be read");
+                return Swept::Failed;
+            }
+        };
+        if claim.status == OrderStatus::Capturing {
+            return self.capture_once_more(&claim, &begun.charge).await;
+        }
+        match self.look_into(&claim, &begun).await {
+            Moved::Capturing(claim) => self.capture_once_more(&claim, &begun.charge).await,
+            Moved::Swept(swept) => swept,
+        }
+    }
+
+    /// Forward is the only way: once per pass, until the provider answers.
+    async fn capture_once_more(&self, claim: &Applied, charge: &Charge) -> Swept {
+        let end = charge::capture(&*self.parts.provider, charge, Instant::now()).await;
+        match self.heard_of_charge(claim, end, By::Sweeper).await {
+            Moved::Swept(swept) => swept,
+            Moved::Capturing(_) => Swept::InDoubt,
+        }
+    }
+
+    /// Finds out what became of a charge, and makes sure that it comes to an end.
+    async fn look_into(&self, claim: &Applied, begun: &BegunCharge) -> Moved {
+        let settle = async |event, code| Moved::Swept(self.settle(event, claim, code, By::Sweeper).await);
+        let BegunCharge { charge, two_step } = begun;
         let provider = &self.parts.provider;
-        match provider.lookup(&reference).await {
+        match provider.lookup(charge).await {
             Lookup::Succeeded => return settle(Event::ChargeSucceeded, None).await,
+            Lookup::Authorised => return self.authorised(claim, By::Sweeper).await,
             Lookup::Declined { code } => return settle(Event::ChargeDeclined, Some(code)).await,
             Lookup::Voided => return settle(Event::ChargeVoided, None).await,
             // "Not found" proves nothing while a request may be under way; only a confirmed void does.
-            Lookup::Pending | Lookup::NotFound => match provider.void(&reference).await {
+            Lookup::Pending | Lookup::NotFound => match provider.void(charge).await {
                 VoidOutcome::Voided => return settle(Event::ChargeVoided, None).await,
                 VoidOutcome::AlreadySucceeded => return settle(Event::ChargeSucceeded, None).await,
                 VoidOutcome::AlreadyDeclined { code } => {
@@ -310,19 +440,27 @@ impl Logic {
             },
             Lookup::Unreachable { .. } => {}
         }
-        if self.parts.fail_in_doubt {
-            let swept = settle(Event::GivenUp, None).await;
+        // In two steps nothing was taken, and nothing will be: whatever was set aside is let go when the provider can be asked.
+        if *two_step || self.parts.fail_in_doubt {
+            let given_up = settle(Event::GivenUp, None).await;
             self.parts.tasks.wake();
-            return swept;
+            return given_up;
         }
-        if let Err(error) = self
-            .parts
-            .store
-            .mark_in_doubt(self.order, self.sale, claim.attempt)
-            .await
-        {
-            tracing::warn!(order_id = %self.order, %error, "a payment in doubt could not be marked");
-        }
-        Swept::InDoubt
+        Moved::Swept(self.stays_in_doubt(claim).await)
     }
+}
+
+/// What became of a claim whose charge was heard of.
+enum Moved {
+    /// The money is to be captured, under this claim.
+    Capturing(Applied),
+    /// As for a sweep.
+    Swept(Swept),
+}
+
+/// What became of a change that was tried for a while.
+enum Written {
+    Applied(Applied),
+    Stale { status: OrderStatus, fence: i32 },
+    Not(Swept),
 }

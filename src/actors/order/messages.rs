@@ -4,8 +4,9 @@ use actix::Message;
 
 use super::charge::ChargeEnd;
 use crate::actors::transition_writer::WriteError;
-use crate::domain::Projection;
-use crate::store::{Outcome, StuckOrder};
+use crate::domain::{OrderStatus, Projection};
+use crate::provider;
+use crate::store::{Applied, Outcome, StuckOrder};
 
 /// A place among the charges under way. Whoever gave it out is told when it is dropped, wherever that happens.
 pub struct ChargePlace(Option<Box<dyn FnOnce() + Send>>);
@@ -30,14 +31,14 @@ impl Drop for ChargePlace {
 #[rtype(result = "()")]
 pub struct Charge(pub ChargePlace);
 
-/// The charge has ended.
+/// The charge has ended, or the capture after it.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct ChargeEnded {
     /// The claim under which it was made.
-    pub fence: i32,
-    /// Which charge.
-    pub attempt: i32,
+    pub claim: Applied,
+    /// The charge, with the provider's name for it where it has one.
+    pub charge: provider::Charge,
     /// How it ended.
     pub end: ChargeEnd,
     /// Given back when the order is settled.
@@ -83,7 +84,9 @@ pub struct CancelWithSale;
 pub struct Told {
     /// What has to be done.
     pub projection: Projection,
-    /// The fence that the order had when that was found out.
+    /// The status that the order had when that was found out.
+    pub status: OrderStatus,
+    /// And its fence.
     pub fence: i32,
     /// Which charge it is about.
     pub attempt: i32,

@@ -2,7 +2,7 @@
 //! and after a crash, the conditional updates do.)
 //!
 //! Architecture invariants: the actor holds no status; it is alive only while there is something to do, and stops afterwards. A
-//! charge never runs inside a handler: between claim and settlement the actor can be asked.
+//! claim's charge and its capture never run inside a handler: between claim and settlement the actor can be asked.
 
 mod charge;
 mod logic;
@@ -25,7 +25,8 @@ use logic::Logic;
 use messages::{Cancel, CancelWithSale, Charge, ChargeEnded, Rest, Sweep};
 
 use crate::actors::transition_writer::WriteError;
-use crate::store::Outcome;
+use crate::provider;
+use crate::store::{Applied, Outcome};
 
 /// The shell around a [`Logic`].
 pub struct OrderActor {
@@ -71,8 +72,9 @@ impl Handler<Rest> for OrderActor {
 struct ChargeReport(Option<(Recipient<ChargeEnded>, ChargeEnded)>);
 
 impl ChargeReport {
-    fn of(&mut self, end: ChargeEnd) {
+    fn of(&mut self, charge: provider::Charge, end: ChargeEnd) {
         if let Some((_, ended)) = &mut self.0 {
+            ended.charge = charge;
             ended.end = end;
         }
     }
@@ -94,25 +96,8 @@ impl Handler<Charge> for OrderActor {
         let logic = self.logic.clone();
         let claimed = wrap_future::<_, Self>(async move { logic.claim().await });
         ctx.wait(claimed.map(move |claimed, actor, ctx| {
-            let Some(claim) = claimed else {
-                drop(place);
-                actor.ended(ctx);
-                return;
-            };
-            // Busy until the charge is settled.
-            let logic = actor.logic.clone();
-            let mut report = ChargeReport(Some((
-                ctx.address().recipient(),
-                ChargeEnded {
-                    fence: claim.fence,
-                    attempt: claim.attempt,
-                    end: ChargeEnd::InDoubt,
-                    place,
-                },
-            )));
-            actor.runtime.spawn(async move {
-                report.of(logic.charge(claim.attempt, claim.amount).await);
-            });
+            let work = claimed.map(|claim| (actor.logic.charge_of(&claim), claim));
+            actor.go_on(work, place, ctx);
         }));
     }
 }
@@ -122,17 +107,48 @@ impl Handler<ChargeEnded> for OrderActor {
 
     fn handle(&mut self, ended: ChargeEnded, ctx: &mut Self::Context) {
         let logic = self.logic.clone();
-        let settled = async move {
-            logic.charge_ended(ended.fence, ended.attempt, ended.end).await;
-            drop(ended.place);
-        };
-        ctx.wait(settled.into_actor(self).map(|(), actor: &mut Self, ctx| {
-            actor.ended(ctx);
+        let ChargeEnded {
+            claim,
+            charge,
+            end,
+            place,
+        } = ended;
+        let settled = wrap_future::<_, Self>(async move { logic.charge_ended(&claim, end).await });
+        ctx.wait(settled.map(move |to_capture, actor, ctx| {
+            actor.go_on(to_capture.map(|claim| (charge, claim)), place, ctx);
         }));
     }
 }
 
 impl OrderActor {
+    /// Has the provider do what a claim is for, beside the actor: it is busy until that has ended. Without work the order's charge is over.
+    fn go_on(
+        &mut self,
+        work: Option<(provider::Charge, Applied)>,
+        place: ChargePlace,
+        ctx: &mut Context<Self>,
+    ) {
+        let Some((mut charge, claim)) = work else {
+            drop(place);
+            self.ended(ctx);
+            return;
+        };
+        let logic = self.logic.clone();
+        let mut report = ChargeReport(Some((
+            ctx.address().recipient(),
+            ChargeEnded {
+                claim: claim.clone(),
+                charge: charge.clone(),
+                end: ChargeEnd::InDoubt,
+                place,
+            },
+        )));
+        self.runtime.spawn(async move {
+            let end = logic.take_money(&claim, &mut charge).await;
+            report.of(charge, end);
+        });
+    }
+
     /// Answers when `step` has ended; nothing else is begun meanwhile.
     fn atomically<T: 'static>(&mut self, step: impl Future<Output = T> + 'static) -> AtomicResponse<Self, T> {
         self.busy += 1;
@@ -186,6 +202,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::domain::{Currency, Money, OrderId, OrderStatus};
+    use crate::provider::Reference;
 
     struct Listener(mpsc::UnboundedSender<ChargeEnd>);
 
@@ -205,17 +223,35 @@ mod tests {
     async fn a_charge_whose_task_dies_is_in_doubt() {
         let (heard, mut told) = mpsc::unbounded_channel();
         let listener = Listener(heard).start();
+        let charge = provider::Charge {
+            reference: Reference::of(OrderId::fresh(), 1),
+            amount: Money {
+                amount_minor: 1,
+                currency: Currency::parse("EUR").unwrap(),
+            },
+            payment_method: None,
+            provider_id: None,
+        };
         let report = || {
-            let ended = ChargeEnded {
+            let claim = Applied {
+                status: OrderStatus::Processing,
                 fence: 1,
                 attempt: 1,
+                payment_method: None,
+                quantity: 1,
+                amount: charge.amount,
+            };
+            let ended = ChargeEnded {
+                claim,
+                charge: charge.clone(),
                 end: ChargeEnd::InDoubt,
                 place: ChargePlace::new(|| ()),
             };
             ChargeReport(Some((listener.clone().recipient(), ended)))
         };
         let mut ends_well = report();
-        let well = tokio::spawn(async move { ends_well.of(ChargeEnd::Succeeded) });
+        let charged = charge.clone();
+        let well = tokio::spawn(async move { ends_well.of(charged, ChargeEnd::Succeeded) });
         well.await.unwrap();
         assert_eq!(told.recv().await, Some(ChargeEnd::Succeeded));
 

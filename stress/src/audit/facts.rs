@@ -52,6 +52,8 @@ pub enum Status {
     Pending,
     /// Claimed by a worker.
     Processing,
+    /// Authorised, and being captured.
+    Capturing,
     /// Paid.
     Paid,
     /// Failed.
@@ -68,6 +70,7 @@ impl Status {
         Some(match name {
             "PENDING" => Self::Pending,
             "PROCESSING" => Self::Processing,
+            "CAPTURING" => Self::Capturing,
             "PAID" => Self::Paid,
             "FAILED" => Self::Failed,
             "REFUNDED" => Self::Refunded,
@@ -78,7 +81,7 @@ impl Status {
 
     /// Whether it is still to be decided.
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Pending | Self::Processing)
+        matches!(self, Self::Pending | Self::Processing | Self::Capturing)
     }
 }
 
@@ -165,6 +168,8 @@ pub struct Owed {
 pub enum ChargeStatus {
     /// Under way.
     Pending,
+    /// The money is set aside.
+    Authorised,
     /// The money was taken.
     Succeeded,
     /// Refused.

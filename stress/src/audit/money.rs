@@ -17,16 +17,17 @@ pub(super) fn check(case: &Case<'_>, index: &Index<'_>, findings: &mut Findings)
             .facts
             .charges
             .iter()
-            .filter(|charge| charge.status == ChargeStatus::Pending);
+            .filter(|charge| matches!(charge.status, ChargeStatus::Pending | ChargeStatus::Authorised));
         let pending = pending.count();
         findings.require(pending == 0, "nothing-left-open", || {
-            format!("{pending} charges are still under way")
+            format!("{pending} charges are still under way, or set aside for nobody")
         });
-        let owing = case
-            .facts
-            .payments
-            .iter()
-            .filter(|payment| matches!(payment.status.as_str(), "INITIATED" | "IN_DOUBT" | "REFUND_DUE"));
+        let owing = case.facts.payments.iter().filter(|payment| {
+            matches!(
+                payment.status.as_str(),
+                "INITIATED" | "IN_DOUBT" | "AUTHORISED" | "REFUND_DUE"
+            )
+        });
         let owing = owing.count();
         findings.require(owing == 0, "nothing-left-open", || {
             format!("{owing} payments are undecided")
@@ -111,7 +112,7 @@ fn at_the_end(order: &Order, of: &OfOrder, findings: &mut Findings) {
                 },
             );
         }
-        Status::Pending | Status::Processing => {}
+        Status::Pending | Status::Processing | Status::Capturing => {}
     }
     books_agree(&format!("order {id}"), of, findings);
 }

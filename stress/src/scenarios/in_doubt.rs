@@ -34,6 +34,11 @@ pub(super) fn needs(run: &Run) -> Needs {
 }
 
 pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
+    while_away(run, world, "PROCESSING").await
+}
+
+/// Plays it; what was `held` while the provider was away must be some.
+pub(super) async fn while_away(run: &Run, world: &World, held_as: &str) -> anyhow::Result<Report> {
     let fault = |mode: &str, percent: u32| json!({"mode": mode, "percent": percent, "seed": run.seed});
     world.fault(&fault("stored_error", 50)).await?;
     let mut stage = Stage::open(run, world).await?;
@@ -45,7 +50,8 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let away = Instant::now();
     until(|| async { Ok(world.metrics().await?.sum("fluxbuy_orders_in_doubt", &[]) > 0.0) }).await?;
     until(|| async { Ok(away.elapsed() >= AWAY) }).await?;
-    let held: i64 = sqlx::query_scalar("SELECT count(*) FROM orders WHERE status = 'PROCESSING'")
+    let held: i64 = sqlx::query_scalar("SELECT count(*) FROM orders WHERE status::text = $1")
+        .bind(held_as)
         .fetch_one(world.database())
         .await?;
     world.fault(&fault("none", 0)).await?;

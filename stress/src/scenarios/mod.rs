@@ -10,6 +10,7 @@ mod refund_race;
 mod replay;
 mod stage;
 mod twins_unguarded;
+mod two_step;
 mod watch;
 mod webhook_storm;
 mod webhook_twins;
@@ -45,6 +46,8 @@ pub enum Scenario {
     TwinsUnguarded,
     /// A provider that takes money without saying so, and then is away.
     InDoubt,
+    /// The same in two steps: charges that are authorised, and then captured.
+    TwoStep,
     /// Refunds of the same orders from two windows at once.
     RefundRace,
     /// A sale that is called off in the middle.
@@ -53,7 +56,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -63,6 +66,7 @@ impl Scenario {
         Self::WebhookStorm,
         Self::TwinsUnguarded,
         Self::InDoubt,
+        Self::TwoStep,
         Self::RefundRace,
         Self::CancelSale,
     ];
@@ -79,6 +83,7 @@ impl Scenario {
             Self::WebhookStorm => "webhook-storm",
             Self::TwinsUnguarded => "twins-unguarded",
             Self::InDoubt => "in-doubt",
+            Self::TwoStep => "two-step",
             Self::RefundRace => "refund-race",
             Self::CancelSale => "cancel-sale",
         }
@@ -96,6 +101,7 @@ impl Scenario {
             Self::WebhookStorm => webhook_storm::ABOUT,
             Self::TwinsUnguarded => twins_unguarded::ABOUT,
             Self::InDoubt => in_doubt::ABOUT,
+            Self::TwoStep => two_step::ABOUT,
             Self::RefundRace => refund_race::ABOUT,
             Self::CancelSale => cancel_sale::ABOUT,
         }
@@ -116,7 +122,7 @@ impl Scenario {
             Self::WebhookTwins => (2_000, 2_000),
             Self::WebhookStorm => (600, 600),
             Self::CancelSale => (600, 1_500),
-            Self::TwinsUnguarded | Self::InDoubt => (300, 300),
+            Self::TwinsUnguarded | Self::InDoubt | Self::TwoStep => (300, 300),
         }
     }
 }
@@ -169,6 +175,7 @@ impl Run {
             Scenario::WebhookStorm => webhook_storm::needs(),
             Scenario::TwinsUnguarded => twins_unguarded::needs(),
             Scenario::InDoubt => in_doubt::needs(self),
+            Scenario::TwoStep => two_step::needs(self),
             Scenario::RefundRace => refund_race::needs(),
             Scenario::CancelSale => cancel_sale::needs(),
         };
@@ -196,6 +203,7 @@ impl Run {
             Scenario::WebhookStorm => webhook_storm::play(self, world).await,
             Scenario::TwinsUnguarded => twins_unguarded::play(self, world).await,
             Scenario::InDoubt => in_doubt::play(self, world).await,
+            Scenario::TwoStep => two_step::play(self, world).await,
             Scenario::RefundRace => refund_race::play(self, world).await,
             Scenario::CancelSale => cancel_sale::play(self, world).await,
         }

@@ -209,7 +209,7 @@ impl<'a> Stage<'a> {
 
     async fn state(&self) -> anyhow::Result<State> {
         let mut state: State = sqlx::query_as(
-            "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING')) AS open,
+            "SELECT count(*) FILTER (WHERE status IN ('PENDING', 'PROCESSING', 'CAPTURING')) AS open,
                     count(*) FILTER (WHERE status IN ('PAID', 'FAILED', 'REFUNDED')) AS decided,
                     (SELECT count(*) FROM gate_releases WHERE sale_id = $1)
                     + (SELECT count(*) FROM provider_tasks WHERE sale_id = $1)

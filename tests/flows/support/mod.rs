@@ -232,6 +232,11 @@ impl Bed {
         &self.engines[0].url
     }
 
+    /// A setting for the engines that are started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.settings.push((variable(name), value.to_owned()));
+    }
+
     /// Another engine on the same services; also after the first was killed.
     pub async fn start_engine(&mut self) {
         self.engines.push(Engine::start(&self.settings).await);
@@ -351,7 +356,7 @@ impl Bed {
     pub async fn settled(&self, sale: &str) {
         eventually("no order is open", || async {
             self.count(
-                "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING')",
+                "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING', 'CAPTURING')",
                 sale,
             )
             .await
@@ -424,7 +429,7 @@ impl Bed {
         let broken: Vec<String> = sqlx::query_scalar(
             "SELECT 'inventory row differs from its orders' FROM inventory i
              WHERE i.sale_id = $1 AND (
-                held <> coalesce((SELECT sum(quantity) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING')), 0)
+                held <> coalesce((SELECT sum(quantity) FROM orders WHERE sale_id = $1 AND status IN ('PENDING', 'PROCESSING', 'CAPTURING')), 0)
                 OR sold <> coalesce((SELECT sum(quantity) FROM orders o WHERE sale_id = $1 AND (status = 'PAID' OR status = 'REFUNDED'
                     AND NOT EXISTS (SELECT FROM stock_entries e WHERE e.order_id = o.id AND e.kind = 'RELEASE'))), 0)
                 OR available + held + sold <> quantity
@@ -442,7 +447,7 @@ impl Bed {
              UNION ALL
              SELECT 'buyer ' || a.buyer || ' has a wrong allowance' FROM buyer_allotments a
              WHERE a.sale_id = $1 AND a.used <> coalesce((SELECT sum(quantity) FROM orders o
-                WHERE o.sale_id = $1 AND o.buyer = a.buyer AND (o.status IN ('PENDING', 'PROCESSING', 'PAID') OR o.status = 'REFUNDED'
+                WHERE o.sale_id = $1 AND o.buyer = a.buyer AND (o.status IN ('PENDING', 'PROCESSING', 'CAPTURING', 'PAID') OR o.status = 'REFUNDED'
                     AND NOT EXISTS (SELECT FROM stock_entries e WHERE e.order_id = o.id AND e.kind = 'RELEASE'))), 0)",
         )
         .bind(id)
