@@ -35,6 +35,7 @@ use crate::metrics::{self, Exporter, ProviderName};
 use crate::provider::PaymentProvider;
 use crate::provider::metered::Metered;
 use crate::provider::mock::{self, MockProvider};
+use crate::provider::stripe::{self, Stripe};
 use crate::provider::webhook::{Reader, Webhooks};
 use crate::signature::{Key, Scheme, Verifier};
 use crate::sockets;
@@ -139,6 +140,12 @@ pub fn payment_provider(config: &Config) -> anyhow::Result<Arc<dyn PaymentProvid
             config.payment.max_in_flight,
             config.provider.two_step,
         )?)),
+        ProviderKind::Stripe => Arc::new(Metered(Stripe::new(
+            config.provider.url.as_str(),
+            config.provider.secret_key.reveal(),
+            config.payment.charge_timeout(),
+            config.payment.max_in_flight,
+        )?)),
     })
 }
 
@@ -157,6 +164,7 @@ fn webhooks(config: &Config) -> anyhow::Result<Webhooks> {
         .context("webhooks.secrets: one of them (allowed with scheme \"standard\": base64, after whsec_ or without)")?;
     let (provider, reader): (_, Reader) = match config.provider.kind {
         ProviderKind::Mock => (ProviderName::Mock, mock::read_event),
+        ProviderKind::Stripe => (ProviderName::Stripe, stripe::read_event),
     };
     Ok(Webhooks {
         provider,
@@ -201,6 +209,7 @@ impl Engine {
             provider,
             webhooks,
         } = neighbours;
+        let needs_payment_method = provider.needs_payment_method();
         let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
         let provider_breaker = Arc::new(Breaker::new(
             config.payment.breaker_failures,
@@ -345,6 +354,7 @@ impl Engine {
             probes,
             runtime: runtime.clone(),
             charges_before_cutoff: config.charges_before_cutoff(),
+            needs_payment_method,
         };
         Self {
             desk,

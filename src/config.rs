@@ -256,6 +256,8 @@ pub struct Provider {
     pub url: ServerUrl,
     /// Charges only set money aside, until it is captured. Only the mock provider leaves a choice.
     pub two_step: bool,
+    /// Who we are there. Never shown.
+    pub secret_key: Secret,
 }
 
 /// The payment providers that can be chosen.
@@ -264,6 +266,8 @@ pub struct Provider {
 pub enum ProviderKind {
     /// `fluxbuy mock-provider`.
     Mock,
+    /// Stripe.
+    Stripe,
 }
 
 /// Section `[webhooks]`.
@@ -293,6 +297,24 @@ pub enum SignatureScheme {
     Standard,
     /// Stripe's own.
     Stripe,
+}
+
+/// A secret. Never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "a secret" })
+    }
 }
 
 /// Secrets, separated by commas. Never shown.
@@ -711,13 +733,32 @@ impl Config {
         );
     }
 
+    fn check_provider(&self, check: &mut Check) {
+        let schemes: &[&str] = match self.provider.kind {
+            ProviderKind::Mock => &["http"],
+            ProviderKind::Stripe => &["https", "http"],
+        };
+        check.url("provider.url", &self.provider.url, schemes);
+        if self.provider.kind == ProviderKind::Stripe && self.provider.secret_key.reveal().is_empty() {
+            check.refuse("provider.secret_key", "is missing".to_owned());
+        }
+    }
+
     fn check_texts(&self, need: Need, check: &mut Check) {
         let postgres = &["postgres", "postgresql"];
         match need {
             Need::Serve => {
                 check.url("postgres.url", &self.postgres.url, postgres);
                 check.url("redis.url", &self.redis.url, &["redis"]);
-                check.url("provider.url", &self.provider.url, &["http"]);
+                self.check_provider(check);
+                if self.provider.kind == ProviderKind::Stripe
+                    && self.webhooks.scheme != SignatureScheme::Stripe
+                {
+                    check.refuse(
+                        "webhooks.scheme",
+                        "isn't \"stripe\", as provider.kind is".to_owned(),
+                    );
+                }
             }
             Need::Migrate if self.postgres.owner_url.is_empty() => {
                 check.url("postgres.url", &self.postgres.url, postgres);
@@ -726,7 +767,7 @@ impl Config {
             Need::Database => check.url("postgres.url", &self.postgres.url, postgres),
             Need::Ledger => {
                 check.url("postgres.url", &self.postgres.url, postgres);
-                check.url("provider.url", &self.provider.url, &["http"]);
+                self.check_provider(check);
             }
         }
         if let Err(e) = tracing_subscriber::EnvFilter::try_new(&self.log.filter) {
@@ -1008,7 +1049,17 @@ mod tests {
             ("http.listen = \"localhost\"", "http.listen", "IP:PORT"),
             ("log.format = \"xml\"", "log.format", "\"text\" or \"json\""),
             ("log.filter = \"fluxbuy=loud\"", "log.filter", "directives"),
-            ("provider.kind = \"bank\"", "provider.kind", "\"mock\""),
+            (
+                "provider.kind = \"bank\"",
+                "provider.kind",
+                "\"mock\" or \"stripe\"",
+            ),
+            (
+                "provider.kind = \"stripe\"",
+                "provider.secret_key",
+                "Required with \"stripe\"",
+            ),
+            ("provider.kind = \"stripe\"", "webhooks.scheme", "\"stripe\""),
         ];
         for (file, setting, allowed) in cases {
             let said = refusal(file, &[]);

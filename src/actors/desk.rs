@@ -132,6 +132,8 @@ pub struct Desk {
     pub runtime: runtime::Handle,
     /// Orders that can be charged before they are swept; larger sales are warned of.
     pub charges_before_cutoff: u64,
+    /// A purchase has to say what it is paid with: the provider wants to know.
+    pub needs_payment_method: bool,
 }
 
 impl Desk {

@@ -74,6 +74,26 @@ impl fmt::Display for Buyer {
     }
 }
 
+/// What a buyer pays with, by a name that only the payment provider understands: 1 to 255 visible ASCII characters. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PaymentMethod(Arc<str>);
+
+impl PaymentMethod {
+    /// The longest name, in characters.
+    pub const MAX_CHARS: usize = 255;
+
+    /// Takes a name; `None` when it is empty, too long or holds other characters than allowed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let fits = (1..=Self::MAX_CHARS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
+        fits.then(|| Self(text.into()))
+    }
+
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// The name of a purchase within its sale: the first 128 bits of SHA-256 over buyer, a zero byte, and the
 /// idempotency key.
 ///
@@ -115,6 +135,15 @@ mod tests {
         assert!(Buyer::parse(&"x".repeat(64)).is_some());
         for bad in ["", " ", "a b", "a\n", "ä", &"x".repeat(65)] {
             assert_eq!(Buyer::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn payment_methods_are_bounded_and_visible() {
+        assert!(PaymentMethod::parse("pm_card_visa").is_some());
+        assert!(PaymentMethod::parse(&"x".repeat(255)).is_some());
+        for bad in ["", " ", "a b", "a\n", "ä", &"x".repeat(256)] {
+            assert_eq!(PaymentMethod::parse(bad), None, "{bad:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Buyer, IdempotencyDigest, Money, OrderId, SaleId};
+use super::{Buyer, IdempotencyDigest, Money, OrderId, PaymentMethod, SaleId};
 
 /// A purchase as it arrives at its sale.
 #[derive(Debug, Clone)]
@@ -15,8 +15,10 @@ pub struct Purchase {
     pub buyer: Buyer,
     /// Under this name.
     pub digest: IdempotencyDigest,
-    /// So many units. It is the whole body, hence also what a replay is compared by.
+    /// So many units: what a replay is compared by.
     pub quantity: i32,
+    /// Paid with this, where the provider has to be told. A replay finds its order, whatever it would be paid with by now.
+    pub payment_method: Option<PaymentMethod>,
 }
 
 /// A unit is held: the order is durable.

@@ -14,6 +14,11 @@ use crate::domain::{
 ///
 /// Futures of what changes something are never dropped half-way by the front door, whatever the client does.
 pub trait FrontDesk: Send + Sync + 'static {
+    /// Whether a purchase has to say what it is paid with.
+    fn needs_payment_method(&self) -> bool {
+        false
+    }
+
     /// Asks a sale for units. Answered once the order is durable, or refused.
     fn purchase(&self, purchase: Purchase) -> impl Future<Output = Result<Accepted, Refusal>> + Send;
 
@@ -67,6 +72,10 @@ pub trait FrontDesk: Send + Sync + 'static {
 }
 
 impl FrontDesk for Desk {
+    fn needs_payment_method(&self) -> bool {
+        self.needs_payment_method
+    }
+
     fn purchase(&self, purchase: Purchase) -> impl Future<Output = Result<Accepted, Refusal>> + Send {
         Desk::purchase(self, purchase)
     }

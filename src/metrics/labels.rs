@@ -175,6 +175,8 @@ labels! {
     ProviderName {
         /// `fluxbuy mock-provider`.
         Mock = "mock",
+        /// Stripe.
+        Stripe = "stripe",
     }
 
     /// What became of a verified webhook.

@@ -38,6 +38,10 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
         self.0.two_step()
     }
 
+    fn needs_payment_method(&self) -> bool {
+        self.0.needs_payment_method()
+    }
+
     fn opens_charges(&self) -> bool {
         self.0.opens_charges()
     }

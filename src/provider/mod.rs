@@ -4,6 +4,7 @@
 
 pub mod metered;
 pub mod mock;
+pub mod stripe;
 pub mod webhook;
 mod wire;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::{BookEntry, Money, OrderId};
+use crate::domain::{BookEntry, Money, OrderId, PaymentMethod};
 
 /// Our name for a charge at the provider: `<order>:<attempt>`. The same bytes at every retry, so that the provider can
 /// tell a repeat from a second charge.
@@ -162,7 +163,7 @@ pub struct Charge {
     /// How much.
     pub amount: Money,
     /// What the buyer pays with, where the purchase said so.
-    pub payment_method: Option<String>,
+    pub payment_method: Option<PaymentMethod>,
     /// The provider's name for it, where the provider gives one beforehand and we have written it down.
     pub provider_id: Option<String>,
 }
@@ -175,6 +176,11 @@ pub trait PaymentProvider: Send + Sync + 'static {
 
     /// Whether a charge only sets money aside, until it is captured.
     fn two_step(&self) -> bool;
+
+    /// Whether a purchase has to say what it is paid with.
+    fn needs_payment_method(&self) -> bool {
+        false
+    }
 
     /// Whether charges must be opened, and the provider's name for them written down, before anything is charged: then it doesn't matter how
     /// the provider takes repeats, for the same charge can't happen twice.

@@ -105,8 +105,8 @@ async fn insert_orders(
     orders.sort_unstable_by_key(|(sale, order)| (*sale, order.digest));
     let created_at_us: i64 = sqlx::query_scalar(
         "WITH placed AS (
-            INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer)
-            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[])
+            INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, payment_method)
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[])
         ), entries AS (
             INSERT INTO stock_entries (sale_id, order_id, kind, delta)
             SELECT o.sale_id, o.id, 'RESERVE', -o.quantity
@@ -128,6 +128,12 @@ async fn insert_orders(
         orders
             .iter()
             .map(|(_, order)| order.buyer.as_str())
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        orders
+            .iter()
+            .map(|(_, order)| order.payment_method())
             .collect::<Vec<_>>(),
     )
     .fetch_one(&mut **tx)
@@ -214,6 +220,7 @@ mod tests {
                 buyer,
                 quantity: *quantity,
                 amount_minor: 1,
+                payment_method: None,
             }
         };
         SaleBatch {

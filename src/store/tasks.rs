@@ -142,8 +142,8 @@ impl Store {
         .await
     }
 
-    /// Writes down the provider's name for a charge that is open. Returns the name that it has now, which is the first that was
-    /// written; `None` when the charge isn't open any more, and may not be gone on with.
+    /// Writes down the provider's name for the charge of an order that is being charged. Returns the name that it has now, which is the first
+    /// that was written; `None` when the order was decided meanwhile, and the charge may not be gone on with.
     pub async fn name_charge(
         &self,
         order: OrderId,
@@ -156,6 +156,8 @@ impl Store {
             Ok(sqlx::query_scalar(
                 "UPDATE payments SET provider_id = coalesce(provider_id, $4), updated_at = clock_timestamp()
                  WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')
+                   AND EXISTS (SELECT FROM orders o WHERE o.id = $1 AND o.sale_id = $2 AND o.status = 'PROCESSING'
+                               AND o.attempt = $3)
                  RETURNING provider_id",
             )
             .bind(order.0)

@@ -44,10 +44,11 @@ impl Store {
                         ELSE format('%s by %s: claim lost, it was %s under fence %s', event, by, status, fence) END
                     FROM order_transitions WHERE order_id = $1
                     UNION ALL
-                    SELECT created_at, 3, 'payment', format('attempt %s begun: %s of %s %s', attempt, reference, amount_minor, currency)
+                    SELECT created_at, 3, 'payment', format('attempt %s begun%s: %s of %s %s', attempt, CASE WHEN two_step THEN ' in two steps' ELSE '' END,
+                               reference, amount_minor, currency)
                     FROM payments WHERE order_id = $1
                     UNION ALL
-                    SELECT updated_at, 4, 'payment', format('attempt %s: %s%s%s', attempt, status,
+                    SELECT updated_at, 4, 'payment', format('attempt %s%s: %s%s%s', attempt, ' (' || provider_id || ')', status,
                         CASE WHEN decline_code IS NOT NULL THEN ' (' || decline_code || ')' ELSE '' END,
                         CASE WHEN refunded_minor > 0 THEN format(', %s promised back', refunded_minor) ELSE '' END)
                     FROM payments WHERE order_id = $1 AND updated_at > created_at

@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::{Error, Store, commit};
 use crate::domain::{
-    Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentStatus, SaleId, Transition, transition,
+    Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentMethod, PaymentStatus, SaleId,
+    Transition, transition,
 };
 use crate::metrics::{By, Pool};
 use crate::provider::Reference;
@@ -71,7 +72,7 @@ pub struct Applied {
     /// What they cost together.
     pub amount: Money,
     /// What the buyer pays with, where the purchase said so.
-    pub payment_method: Option<String>,
+    pub payment_method: Option<PaymentMethod>,
 }
 
 /// What a batch did besides.
@@ -219,7 +220,9 @@ async fn update_orders(
                 attempt: row.try_get("attempt")?,
                 quantity: row.try_get("quantity")?,
                 amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
-                payment_method: row.try_get("payment_method")?,
+                payment_method: row
+                    .try_get::<Option<&str>, _>("payment_method")?
+                    .and_then(PaymentMethod::parse),
             };
             Ok((
                 OrderId(row.try_get("id")?),

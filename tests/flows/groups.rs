@@ -75,6 +75,7 @@ fn batch(sale: SaleId, per_buyer_limit: Option<i32>, orders: &[(&str, i32)]) -> 
             buyer,
             quantity: *quantity,
             amount_minor: i64::from(*quantity),
+            payment_method: None,
         }
     };
     SaleBatch {

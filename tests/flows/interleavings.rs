@@ -91,6 +91,7 @@ fn new_order(buyer: &str, digest: u128) -> NewOrder {
         digest: IdempotencyDigest(Uuid::from_u128(digest)),
         quantity: 1,
         amount_minor: 1000,
+        payment_method: None,
     }
 }
 

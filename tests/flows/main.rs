@@ -10,6 +10,7 @@ mod refunds;
 mod requests;
 mod startup;
 mod stock;
+mod stripe;
 mod support;
 mod two_step;
 mod walls;

@@ -545,3 +545,59 @@ async fn an_orders_whole_life_can_be_traced() {
         .unwrap();
     assert!(!nobody.status.success());
 }
+
+/// In two steps: an order that failed by a webhook while its charge was under way, with no work left that would look again.
+async fn lost_while_charging(bed: &Bed, sale: &str) -> String {
+    let order = bed.order(sale, "ann", 1).await;
+    bed.wait_for_status(&order, "ann", "processing").await;
+    let told = event("let_go", "charge.voided", &format!("{order}:1"), 1000);
+    assert_eq!(deliver(bed, &told).await.unwrap().status, 200);
+    bed.wait_for_status(&order, "ann", "failed").await;
+    sqlx::query("DELETE FROM provider_tasks")
+        .execute(&bed.db)
+        .await
+        .unwrap();
+    order
+}
+
+async fn charge_is(bed: &Bed, order: &str, status: &str) {
+    let url = format!("{}/book/{order}:1", bed.provider_url);
+    eventually(&format!("the charge is {status}"), || async {
+        bed.client.get(&url, &[]).await.json()["charges"][0]["status"] == status
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_authorisation_comes_for_a_failed_order_lets_it_go() {
+    let bed = setup()
+        .set("provider.two_step", true)
+        .latency_ms(1500, 1500)
+        .start()
+        .await;
+    let sale = bed.sale(1).await;
+    let order = lost_while_charging(&bed, &sale).await;
+    charge_is(&bed, &order, "voided").await;
+    assert_eq!(bed.book().await["totals"]["captured_minor"], 0);
+    bed.audit(&sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_authorisation_for_a_failed_order_that_only_the_webhook_tells_of_is_let_go() {
+    let bed = silent(
+        setup().set("provider.two_step", true),
+        json!({"lost_percent": 100}),
+    )
+    .await;
+    let sale = bed.sale(1).await;
+    let order = lost_while_charging(&bed, &sale).await;
+    charge_is(&bed, &order, "authorised").await;
+    for (id, applied) in [("first", "APPLIED"), ("second", "APPLIED")] {
+        let told = event(id, "charge.authorised", &format!("{order}:1"), 1000);
+        assert_eq!(deliver(&bed, &told).await.unwrap().status, 200);
+        ends_as(&bed, id, applied).await;
+        charge_is(&bed, &order, "voided").await;
+    }
+    assert_eq!(bed.book().await["totals"]["captured_minor"], 0);
+    bed.audit(&sale).await;
+}

@@ -148,6 +148,7 @@ mod tests {
             buyer,
             digest,
             quantity,
+            payment_method: None,
         }
     }
 

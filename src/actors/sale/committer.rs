@@ -231,6 +231,7 @@ mod tests {
             buyer: buyer.clone(),
             quantity: 1,
             amount_minor: 1,
+            payment_method: None,
         };
         SaleBatch {
             sale,

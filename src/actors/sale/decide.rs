@@ -295,6 +295,7 @@ impl Decider {
                     .terms
                     .unit_price_minor
                     .saturating_mul(entry.purchase.quantity.into()),
+                payment_method: entry.purchase.payment_method.clone(),
             })
             .collect();
         let orders: Arc<Vec<NewOrder>> = Arc::new(orders);

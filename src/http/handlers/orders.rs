@@ -1,12 +1,15 @@
 //! Purchases, and what becomes of them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
 use serde::Deserialize;
 
 use super::Answer;
-use crate::domain::{IdempotencyDigest, OrderId, OrderStatus, Purchase, RefundAsk, RefundReason, SaleId};
+use crate::domain::{
+    IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, Purchase, RefundAsk, RefundReason, SaleId,
+};
 use crate::http::door::{Call, Lost};
 use crate::http::form::Form;
 use crate::http::problem::Problem;
@@ -16,11 +19,24 @@ use crate::metrics::{self, Outcome};
 /// The largest quantity of a sale, hence of an order of any sale. What this one allows is checked at the sale.
 const MAX_UNITS: i32 = 10_000_000;
 
+/// What is said of a payment method that can't be taken.
+const PAYMENT_METHOD_ALLOWED: &str =
+    "the payment provider's name for what is paid with, 1 to 255 visible ASCII characters";
+
 /// The body of a purchase.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OrderBody {
+struct OrderBody<'a> {
     quantity: i32,
+    #[serde(borrow, default)]
+    payment_method: Option<Cow<'a, str>>,
+}
+
+/// What is wanted.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    quantity: i32,
+    payment_method: Option<PaymentMethod>,
 }
 
 /// `POST /v1/sales/{id}/orders`
@@ -61,33 +77,53 @@ async fn read<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Result<Purcha
     let buyer = extract::buyer(headers)?;
     let key = extract::idempotency_key(headers)?;
     let digest = IdempotencyDigest::of(&buyer, key);
-    let quantity = quantity(&call.json_body(body).await?)?;
+    let Wanted {
+        quantity,
+        payment_method,
+    } = wanted(&call.json_body(body).await?)?;
+    if payment_method.is_none() && call.door.desk.needs_payment_method() {
+        return Err(Problem::field("payment_method", PAYMENT_METHOD_ALLOWED));
+    }
     Ok(Purchase {
         sale,
         buyer,
         digest,
         quantity,
+        payment_method,
     })
 }
 
-fn quantity(body: &[u8]) -> Result<i32, Problem> {
+fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     // Serde would take an array of the fields for the object, too.
     if body.trim_ascii_start().starts_with(b"{")
         && let Ok(OrderBody {
             quantity: quantity @ 1..=MAX_UNITS,
+            payment_method: method,
         }) = serde_json::from_slice(body)
     {
-        return Ok(quantity);
+        let payment_method = method.as_deref().and_then(PaymentMethod::parse);
+        if payment_method.is_some() == method.is_some() {
+            return Ok(Wanted {
+                quantity,
+                payment_method,
+            });
+        }
     }
     // Something is wrong: the slow way says what.
-    quantity_of_form(body)
+    wanted_by_form(body)
 }
 
-fn quantity_of_form(body: &[u8]) -> Result<i32, Problem> {
+fn wanted_by_form(body: &[u8]) -> Result<Wanted, Problem> {
     let mut form = Form::parse(body)?;
     let quantity = form.whole("quantity", 1..=i64::from(MAX_UNITS));
+    let payment_method = form.optional("payment_method", PAYMENT_METHOD_ALLOWED, |value| {
+        PaymentMethod::parse(value.as_str()?)
+    });
     form.finish()?;
-    quantity.ok_or(Problem::Internal)
+    Ok(Wanted {
+        quantity: quantity.ok_or(Problem::Internal)?,
+        payment_method,
+    })
 }
 
 /// `GET /v1/orders/{id}`
@@ -180,31 +216,49 @@ mod tests {
         ] {
             let body = format!(r#"{{"quantity":{wrong}}}"#);
             assert_eq!(
-                quantity(body.as_bytes()),
+                wanted(body.as_bytes()),
                 Err(Problem::field("quantity", allowed)),
                 "{wrong}"
             );
         }
-        assert_eq!(quantity(b"{}"), Err(Problem::field("quantity", allowed)));
+        assert_eq!(wanted(b"{}"), Err(Problem::field("quantity", allowed)));
         assert_eq!(
-            quantity(b"{\"quantity\":1,\"quantity\":1}"),
+            wanted(b"{\"quantity\":1,\"quantity\":1}"),
             Err(Problem::field("quantity", "once"))
         );
-        let unknown = Problem::field("price", "no such field; there are quantity");
-        assert_eq!(quantity(b"{\"quantity\":1,\"price\":1}"), Err(unknown));
-        assert_eq!(quantity(b""), Err(Problem::field("body", "a JSON object")));
-        assert_eq!(quantity(b"{\"quantity\":1}"), Ok(1));
-        assert_eq!(quantity(b" { \"quantity\" : 10000000 } "), Ok(10_000_000));
+        let unknown = Problem::field("price", "no such field; there are quantity, payment_method");
+        assert_eq!(wanted(b"{\"quantity\":1,\"price\":1}"), Err(unknown));
+        assert_eq!(wanted(b""), Err(Problem::field("body", "a JSON object")));
+        let units = |body: &[u8]| wanted(body).map(|wanted| (wanted.quantity, wanted.payment_method));
+        assert_eq!(units(b"{\"quantity\":1}"), Ok((1, None)));
+        assert_eq!(units(b" { \"quantity\" : 10000000 } "), Ok((10_000_000, None)));
+    }
+
+    #[test]
+    fn a_payment_method_is_a_name_of_the_providers() {
+        let method = |value: &str| {
+            wanted(format!(r#"{{"quantity":1,"payment_method":{value}}}"#).as_bytes())
+                .map(|wanted| wanted.payment_method)
+        };
+        assert_eq!(method(r#""pm_1""#), Ok(PaymentMethod::parse("pm_1")));
+        assert_eq!(method("null"), Ok(None));
+        for wrong in ["1", r#""""#, r#""a b""#, r#"["pm_1"]"#] {
+            assert_eq!(
+                method(wrong),
+                Err(Problem::field("payment_method", PAYMENT_METHOD_ALLOWED)),
+                "{wrong}"
+            );
+        }
     }
 
     proptest! {
         /// The quick way and the slow way agree: no body is good for one of them only.
         #[test]
         fn both_ways_of_reading_agree(body in any_body()) {
-            let read = quantity(body.as_bytes());
-            prop_assert_eq!(&read, &quantity_of_form(body.as_bytes()));
+            let read = wanted(body.as_bytes());
+            prop_assert_eq!(&read, &wanted_by_form(body.as_bytes()));
             match read {
-                Ok(units) => prop_assert!((1..=MAX_UNITS).contains(&units)),
+                Ok(wanted) => prop_assert!((1..=MAX_UNITS).contains(&wanted.quantity)),
                 Err(Problem::InvalidField(errors)) => prop_assert!(!errors.is_empty()),
                 Err(other) => prop_assert!(false, "{:?}", other),
             }
@@ -219,9 +273,14 @@ mod tests {
             Just("null".to_owned()),
             Just("[1]".to_owned()),
             "[ -~]{0,6}",
+            "\"[ -~]{0,3}\"",
         ];
-        let field = (prop_oneof![Just("quantity".to_owned()), "[a-z]{0,3}"], value)
-            .prop_map(|(name, value)| format!("\"{name}\":{value}"));
+        let name = prop_oneof![
+            Just("quantity".to_owned()),
+            Just("payment_method".to_owned()),
+            "[a-z]{0,3}"
+        ];
+        let field = (name, value).prop_map(|(name, value)| format!("\"{name}\":{value}"));
         prop_oneof![
             prop::collection::vec(field, 0..3).prop_map(|fields| format!("{{{}}}", fields.join(","))),
             (0..5_i64).prop_map(|n| format!("[{n}]")),

@@ -32,7 +32,7 @@ impl Default for Client {
 
 impl Client {
     pub async fn get(&self, url: &str, headers: &[(&str, &str)]) -> Reply {
-        self.try_send(Method::GET, url, headers, Bytes::new())
+        self.send(Method::GET, url, headers, Bytes::new())
             .await
             .expect("an answer")
     }
@@ -47,26 +47,26 @@ impl Client {
         } else {
             body.to_string().into()
         };
-        self.try_send(Method::POST, url, headers, body).await
+        self.send(Method::POST, url, headers, body).await
     }
 
     pub async fn post_raw(&self, url: &str, headers: &[(&str, &str)], body: &str) -> Reply {
-        self.try_send(Method::POST, url, headers, body.to_owned().into())
+        self.send(Method::POST, url, headers, body.to_owned().into())
             .await
             .expect("an answer")
     }
 
-    async fn try_send(
+    pub async fn send(
         &self,
         method: Method,
         url: &str,
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> Result<Reply, String> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(url)
-            .header("content-type", "application/json");
+        let mut request = Request::builder().method(method).uri(url);
+        if headers.iter().all(|(name, _)| *name != "content-type") {
+            request = request.header("content-type", "application/json");
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

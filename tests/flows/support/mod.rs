@@ -4,6 +4,7 @@
 mod engine;
 mod http;
 mod link;
+pub mod stripe;
 
 use std::future::Future;
 use std::path::Path;
