@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::actors::breaker::Breaker;
+use crate::actors::breaker::{Breaker, Breakers};
 use crate::actors::desk::{Desk, Probes};
 use crate::actors::inbox::{self, Inbox};
 use crate::actors::order::{self, Orders};
@@ -211,7 +211,7 @@ impl Engine {
         } = neighbours;
         let needs_payment_method = provider.needs_payment_method();
         let store_breaker = Arc::new(Breaker::new(STORE_FAILURES, STORE_PAUSE));
-        let provider_breaker = Arc::new(Breaker::new(
+        let provider_breakers = Arc::new(Breakers::new(
             config.payment.breaker_failures,
             config.payment.breaker_open(),
         ));
@@ -225,7 +225,7 @@ impl Engine {
         let order_parts = order::Parts {
             writer,
             provider: provider.clone(),
-            provider_breaker: provider_breaker.clone(),
+            provider_breakers: provider_breakers.clone(),
             store: store.clone(),
             tasks: tasks.clone(),
             refunds: refunds.clone(),
@@ -245,7 +245,7 @@ impl Engine {
             },
             orders.clone(),
             store.clone(),
-            provider_breaker.clone(),
+            provider_breakers.clone(),
             &arbiters.orders.handle(),
             runtime.clone(),
         );
@@ -319,7 +319,7 @@ impl Engine {
             probes: probes.clone(),
             sales: sales.clone(),
             store_breaker,
-            provider_breaker,
+            provider_breakers,
             exporter,
         };
         runtime.spawn(watch.run());

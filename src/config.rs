@@ -197,10 +197,10 @@ pub struct Sale {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Payment {
-    /// Charges under way at a time.
+    /// Charges under way at a time, in each currency.
     #[serde(deserialize_with = "whole")]
     pub max_in_flight: usize,
-    /// Orders remembered as due for a charge.
+    /// Orders remembered as due for a charge, in each currency.
     #[serde(deserialize_with = "whole")]
     pub queue_orders: usize,
     /// See [`Payment::expected_charge`].

@@ -94,7 +94,7 @@ metrics! {
         "Age of the oldest order that is still pending, 0 when there is none (seconds)";
     PAYMENT_HANDOVERS_DROPPED = Counter "fluxbuy_payment_handovers_dropped_total" []
         "New orders that the full queue didn't take; the scan finds them in Postgres (orders)";
-    PROVIDER_BREAKER_OPEN = Gauge "fluxbuy_provider_breaker_open" []
+    PROVIDER_BREAKERS_OPEN = Gauge "fluxbuy_provider_breakers_open" []
         "1 while no charge is sent because too many failed in a row";
     ORDERS_IN_DOUBT = Gauge "fluxbuy_orders_in_doubt" []
         "Orders whose charge may or may not have happened (orders)";
@@ -234,8 +234,8 @@ pub fn payment_handovers_dropped(orders: usize) {
 }
 
 /// Whether charges are being held back because too many failed in a row.
-pub fn provider_breaker_open(open: bool) {
-    registry().provider_breaker_open.set(f64::from(u8::from(open)));
+pub fn provider_breakers_open(open: usize) {
+    registry().provider_breakers_open.set(open as f64);
 }
 
 /// So many orders are in doubt, the longest for so long; `None` when there is none.

@@ -1,7 +1,12 @@
-//! A circuit breaker: stops asking somebody who doesn't answer, and lets one question through now and then.
+//! A circuit breaker: stops asking somebody who doesn't answer, and lets one question through now and then. Towards the payment provider there
+//! is one for each currency.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use crate::domain::Currency;
 
 /// Opens after so many failures in a row; once the pause is over a single question is let through, and its answer closes
 /// the breaker or opens it again.
@@ -79,6 +84,44 @@ impl Breaker {
     }
 }
 
+/// A breaker for each currency, so that a provider that is down for one doesn't keep the others from being charged. There are as many as
+/// currencies that were ever charged.
+#[derive(Debug)]
+pub struct Breakers {
+    failures_to_open: u32,
+    pause: Duration,
+    by_currency: DashMap<Currency, Arc<Breaker>>,
+}
+
+impl Breakers {
+    /// Closed breakers, each as [`Breaker::new`] makes it.
+    pub fn new(failures_to_open: u32, pause: Duration) -> Self {
+        Self {
+            failures_to_open,
+            pause,
+            by_currency: DashMap::new(),
+        }
+    }
+
+    /// The breaker for this currency.
+    pub fn of(&self, currency: Currency) -> Arc<Breaker> {
+        if let Some(breaker) = self.by_currency.get(&currency) {
+            return breaker.clone();
+        }
+        let fresh = || Arc::new(Breaker::new(self.failures_to_open, self.pause));
+        self.by_currency.entry(currency).or_insert_with(fresh).clone()
+    }
+
+    /// The currencies in which nothing would be charged now.
+    pub fn open(&self, now: Instant) -> Vec<Currency> {
+        self.by_currency
+            .iter()
+            .filter(|breaker| breaker.is_open(now))
+            .map(|breaker| *breaker.key())
+            .collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +147,18 @@ mod tests {
         assert!(breaker.allows(later + PAUSE));
         breaker.record(later + PAUSE, true);
         assert!(breaker.allows(later + PAUSE) && breaker.allows(later + PAUSE));
+    }
+
+    #[test]
+    fn each_currency_has_its_own() {
+        let now = Instant::now();
+        let breakers = Breakers::new(1, PAUSE);
+        let (euro, dollar) = (Currency::parse("EUR").unwrap(), Currency::parse("USD").unwrap());
+        breakers.of(dollar).record(now, false);
+        assert!(breakers.of(euro).allows(now) && !breakers.of(dollar).allows(now));
+        assert_eq!(breakers.open(now), [dollar]);
+        breakers.of(dollar).record(now + PAUSE, true);
+        assert_eq!(breakers.open(now + PAUSE), []);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, Breakers};
 use super::desk::Probes;
 use super::sale::Sales;
 use crate::domain::{SaleId, Stock};
@@ -33,7 +33,7 @@ pub struct Watch {
     /// Shown.
     pub store_breaker: Arc<Breaker>,
     /// Shown.
-    pub provider_breaker: Arc<Breaker>,
+    pub provider_breakers: Arc<Breakers>,
     /// Needs a push now and then.
     pub exporter: Exporter,
 }
@@ -42,6 +42,7 @@ impl Watch {
     /// Watches until it is dropped.
     pub async fn run(self) {
         let mut shown = Shown::default();
+        let mut said = Vec::new();
         let mut tick = tokio::time::interval(PERIOD);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -50,7 +51,12 @@ impl Watch {
             let postgres_up = self.probe().await;
             let now = Instant::now();
             metrics::postgres_breaker_open(self.store_breaker.is_open(now));
-            metrics::provider_breaker_open(self.provider_breaker.is_open(now));
+            let open = self.provider_breakers.open(now);
+            metrics::provider_breakers_open(open.len());
+            if !open.is_empty() && said != open {
+                tracing::warn!(currencies = ?open, "charges are held back: too many failed in a row");
+            }
+            said = open;
             let sales = shown.choose(self.sales.active());
             if postgres_up && !sales.is_empty() {
                 match self.store.stocks(&sales).await {

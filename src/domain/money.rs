@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// An ISO 4217 code: three capital letters.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Currency([u8; 3]);
 
 impl Currency {

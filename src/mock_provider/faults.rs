@@ -51,6 +51,9 @@ pub struct Fault {
     /// Share of references that it hits.
     #[serde(default = "all")]
     pub percent: u8,
+    /// Hits only charges in this currency.
+    #[serde(default)]
+    pub currency: Option<String>,
     /// Requests that it hits; by default all that the mode makes sense for.
     pub operations: Option<Vec<Operation>>,
     /// What a 429 asks for.
@@ -74,6 +77,7 @@ impl Default for Fault {
         Self {
             mode: Mode::None,
             percent: all(),
+            currency: None,
             operations: None,
             retry_after_secs: one(),
             seed: 0,
@@ -82,8 +86,8 @@ impl Default for Fault {
 }
 
 impl Fault {
-    /// What is wrong with this request.
-    pub fn hits(&self, operation: Operation, reference: &str) -> Mode {
+    /// What is wrong with this request, about a charge in `currency` (where there is such a charge).
+    pub fn hits(&self, operation: Operation, reference: &str, currency: Option<&str>) -> Mode {
         use Operation::{Capture, Charge, Lookup, Refund, Void};
         let by_default: &[Operation] = match self.mode {
             Mode::None => &[],
@@ -93,7 +97,8 @@ impl Fault {
             Mode::IgnoreVoid => &[Void],
         };
         let operations = self.operations.as_deref().unwrap_or(by_default);
-        if operations.contains(&operation) && roll(self.seed, "fault", reference) < self.percent {
+        let here = self.currency.is_none() || self.currency.as_deref() == currency;
+        if here && operations.contains(&operation) && roll(self.seed, "fault", reference) < self.percent {
             self.mode
         } else {
             Mode::None

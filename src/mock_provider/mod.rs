@@ -234,7 +234,7 @@ impl Provider {
 
     async fn charge(self: Arc<Self>, body: ChargeBody) -> Answer {
         let reference = body.reference.as_str();
-        let fault = self.before(Operation::Charge, reference)?;
+        let fault = self.before(Operation::Charge, reference, Some(&body.currency))?;
         if let Fault {
             mode: Mode::RateLimited,
             ..
@@ -348,7 +348,7 @@ impl Provider {
     }
 
     fn lookup(&self, reference: &str) -> Answer {
-        let fault = self.before(Operation::Lookup, reference)?;
+        let fault = self.before(Operation::Lookup, reference, None)?;
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
@@ -359,7 +359,7 @@ impl Provider {
     }
 
     fn void(&self, reference: &str) -> Answer {
-        let fault = self.before(Operation::Void, reference)?;
+        let fault = self.before(Operation::Void, reference, None)?;
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
@@ -376,7 +376,7 @@ impl Provider {
     }
 
     async fn capture(&self, reference: &str) -> Answer {
-        let fault = self.before(Operation::Capture, reference)?;
+        let fault = self.before(Operation::Capture, reference, None)?;
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
@@ -406,7 +406,7 @@ impl Provider {
     }
 
     async fn refund(&self, charge: &str, body: &RefundBody) -> Answer {
-        let fault = self.before(Operation::Refund, charge)?;
+        let fault = self.before(Operation::Refund, charge, None)?;
         if fault.mode == Mode::RateLimited {
             return Ok(rate_limited(&fault));
         }
@@ -441,9 +441,20 @@ impl Provider {
     }
 
     /// The fault that hits a request; one that closes the connection has done so.
-    fn before(&self, operation: Operation, reference: &str) -> Result<Fault, CutOff> {
-        let mut fault = self.lock().fault.clone();
-        fault.mode = fault.hits(operation, reference);
+    /// Where the request doesn't say its currency, the book does.
+    fn before(&self, operation: Operation, reference: &str, currency: Option<&str>) -> Result<Fault, CutOff> {
+        let fault = {
+            let state = self.lock();
+            let booked = state
+                .book
+                .charge(reference)
+                .map(|charge| charge.currency.as_str());
+            let mode = state.fault.hits(operation, reference, currency.or(booked));
+            Fault {
+                mode,
+                ..state.fault.clone()
+            }
+        };
         if fault.mode == Mode::Down {
             Err(CutOff)
         } else {

@@ -12,12 +12,14 @@ use crate::domain::{
 };
 use crate::metrics::Pool;
 
-pub(super) fn money(amount_minor: i64, currency: &str) -> Result<Money, Error> {
-    let currency =
-        Currency::parse(currency).ok_or_else(|| Error::Unexpected(format!("unknown currency {currency}")))?;
+pub(super) fn currency(code: &str) -> Result<Currency, Error> {
+    Currency::parse(code).ok_or_else(|| Error::Unexpected(format!("unknown currency {code}")))
+}
+
+pub(super) fn money(amount_minor: i64, code: &str) -> Result<Money, Error> {
     Ok(Money {
         amount_minor,
-        currency,
+        currency: currency(code)?,
     })
 }
 

@@ -7,7 +7,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::{Error, Store, commit};
-use crate::domain::{OrderId, OrderStatus, SaleId};
+use crate::domain::{Currency, OrderId, OrderStatus, SaleId};
 use crate::metrics::Pool;
 
 /// Longer than any transaction lives that may still insert an order: the horizon keeps this distance from now.
@@ -20,6 +20,8 @@ pub struct OpenOrder {
     pub order: OrderId,
     /// Its sale.
     pub sale: SaleId,
+    /// In which it is to be charged.
+    pub currency: Currency,
 }
 
 /// An order that is open for longer than the cutoff.
@@ -37,18 +39,25 @@ pub struct StuckOrder {
 
 impl Store {
     /// PENDING orders that are older than `min_age`: left by a crash, by another replica, or by a queue that was full.
-    /// Rows that somebody is working on just now are skipped.
-    pub async fn pending_orders(&self, min_age: Duration, limit: i64) -> Result<Vec<OpenOrder>, Error> {
+    /// Rows that somebody is working on just now are skipped, and those in currencies of which none are wanted.
+    pub async fn pending_orders(
+        &self,
+        min_age: Duration,
+        limit: i64,
+        unwanted: &[Currency],
+    ) -> Result<Vec<OpenOrder>, Error> {
         self.asked(async {
             let mut conn = self.held(Pool::Read).await?;
             let rows = sqlx::query(
-                "SELECT id, sale_id FROM orders
-             WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
-               AND created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND status = 'PENDING'
-             LIMIT $2 FOR UPDATE SKIP LOCKED",
+                "SELECT o.id, o.sale_id, s.currency FROM orders o JOIN sales s ON s.id = o.sale_id
+             WHERE o.created_at >= (SELECT starts_at FROM open_orders_horizon)
+               AND o.created_at <= clock_timestamp() - $1 * interval '1 millisecond' AND o.status = 'PENDING'
+               AND s.currency <> ALL ($3)
+             LIMIT $2 FOR UPDATE OF o SKIP LOCKED",
             )
             .bind(min_age.as_millis() as i64)
             .bind(limit)
+            .bind(unwanted.iter().map(Currency::as_str).collect::<Vec<_>>())
             .fetch_all(&mut **conn)
             .await?;
             rows.iter()
@@ -56,6 +65,7 @@ impl Store {
                     Ok(OpenOrder {
                         order: OrderId(row.try_get("id")?),
                         sale: SaleId(row.try_get("sale_id")?),
+                        currency: super::read::currency(row.try_get("currency")?)?,
                     })
                 })
                 .collect()

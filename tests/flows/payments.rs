@@ -312,3 +312,70 @@ async fn p16_a_provider_that_asks_for_patience_gets_it() {
     );
     bed.audit(&sale).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p17_a_provider_that_is_down_for_one_currency_is_asked_in_the_others() {
+    let bed = Setup::default()
+        .set("payment.max_in_flight", 3)
+        .set("payment.queue_orders", 8)
+        .set("payment.breaker_failures", 3)
+        .set("payment.breaker_open_ms", 300)
+        .start()
+        .await;
+    let dollars = bed.list(60, json!({"currency": "USD"})).await;
+    let euros = bed.sale(30).await;
+    // One is paid, and is going to be paid back while nothing is charged in its currency.
+    let paid = bed.order(&dollars, "early", 1).await;
+    bed.wait_for_status(&paid, "early", "paid").await;
+    bed.fault(json!({"mode": "rate_limited", "currency": "USD", "operations": ["charge"]}))
+        .await;
+    bed.crowd(&dollars, 40).await;
+    eventually("nothing is charged in dollars", || async {
+        bed.metric("fluxbuy_provider_breakers_open", &[]).await == 1
+    })
+    .await;
+
+    // More than fit into their queue: the scan finds them behind all the dollars.
+    bed.crowd(&euros, 30).await;
+    bed.settled(&euros).await;
+    assert_eq!(bed.stock(&euros).await, (0, 0, 30));
+    let url = format!("{}/v1/orders/{paid}/refund", bed.url());
+    let refund = bed
+        .client
+        .post(&url, &[("idempotency-key", "r")], &json!({}))
+        .await;
+    assert_eq!(refund.status, 202, "{}", refund.text());
+    bed.wait_for_status(&paid, "early", "refunded").await;
+    assert_eq!(bed.stock(&dollars).await, (19, 40, 1), "the dollars wait");
+
+    bed.fault(json!({"mode": "none"})).await;
+    bed.settled(&dollars).await;
+    assert_eq!(bed.stock(&dollars).await, (19, 0, 41));
+    bed.audit(&euros).await;
+    bed.audit(&dollars).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p17_look_ups_go_on_while_nothing_is_charged() {
+    let bed = Setup::default()
+        .cutoff_ms(1500)
+        .set("payment.breaker_failures", 2)
+        .set("payment.breaker_open_ms", 600_000)
+        .start()
+        .await;
+    let sale = bed.sale(5).await;
+    bed.fault(json!({"mode": "answer_lost"})).await;
+    bed.crowd(&sale, 5).await;
+    // Each is found by a look: the breaker is open for good, and has stopped no look-up.
+    eventually("the breaker is open", || async {
+        bed.metric("fluxbuy_provider_breakers_open", &[]).await == 1
+    })
+    .await;
+    eventually("what was charged is paid", || async {
+        let (_, held, sold) = bed.stock(&sale).await;
+        sold >= 2 && held + sold <= 5
+    })
+    .await;
+    bed.settled(&sale).await;
+    bed.audit(&sale).await;
+}

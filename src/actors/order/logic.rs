@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::charge::{self, ChargeEnd};
 use super::messages::{Heard, Swept, Told};
-use crate::actors::breaker::Breaker;
+use crate::actors::breaker::{Breaker, Breakers};
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
@@ -25,8 +25,8 @@ pub struct Parts {
     pub writer: TransitionWriter,
     /// Who takes the money.
     pub provider: Arc<dyn PaymentProvider>,
-    /// Open while the provider doesn't answer charges.
-    pub provider_breaker: Arc<Breaker>,
+    /// Each is open while the provider doesn't answer charges in its currency.
+    pub provider_breakers: Arc<Breakers>,
     /// For what is no transition: late money, payments in doubt.
     pub store: Store,
     /// To be woken when something is owed.
@@ -109,32 +109,34 @@ impl Logic {
     pub async fn take_money(&self, claim: &Applied, charge: &mut Charge) -> ChargeEnd {
         let Parts {
             provider,
-            provider_breaker,
+            provider_breakers,
             give_up,
             ..
         } = &*self.parts;
+        let breaker = provider_breakers.of(claim.amount.currency);
         let deadline = Instant::now() + *give_up;
         if claim.status == OrderStatus::Capturing {
             return charge::capture(&**provider, charge, deadline).await;
         }
         if provider.opens_charges() {
-            match self.open(claim, charge, deadline).await {
+            match self.open(claim, charge, &breaker, deadline).await {
                 Ok(id) => charge.provider_id = Some(id),
                 Err(end) => return end,
             }
         }
-        charge::charge(&**provider, provider_breaker, charge, deadline).await
+        charge::charge(&**provider, &breaker, charge, deadline).await
     }
 
     /// Has the charge named, and writes the name down: only under a name that is durable is anything charged.
-    async fn open(&self, claim: &Applied, charge: &Charge, deadline: Instant) -> Result<String, ChargeEnd> {
-        let Parts {
-            provider,
-            provider_breaker,
-            store,
-            ..
-        } = &*self.parts;
-        let id = charge::open(&**provider, provider_breaker, charge, deadline).await?;
+    async fn open(
+        &self,
+        claim: &Applied,
+        charge: &Charge,
+        breaker: &Breaker,
+        deadline: Instant,
+    ) -> Result<String, ChargeEnd> {
+        let Parts { provider, store, .. } = &*self.parts;
+        let id = charge::open(&**provider, breaker, charge, deadline).await?;
         loop {
             match store.name_charge(self.order, self.sale, claim.attempt, &id).await {
                 Ok(Some(id)) => return Ok(id),

@@ -56,13 +56,14 @@ impl HandOver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{OrderId, SaleId};
+    use crate::domain::{Currency, OrderId, SaleId};
 
     fn orders(count: usize) -> Vec<OpenOrder> {
         let sale = SaleId::fresh();
         let fresh = || OpenOrder {
             order: OrderId::fresh(),
             sale,
+            currency: Currency::parse("EUR").unwrap(),
         };
         (0..count).map(|_| fresh()).collect()
     }

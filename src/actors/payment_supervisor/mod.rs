@@ -14,23 +14,22 @@ use actix_rt::ArbiterHandle;
 use tokio::runtime;
 
 use handover::{HandOver, Left};
-use queue::{Offer, Queue};
+use queue::{Offer, Queues};
 
-use super::breaker::Breaker;
+use super::breaker::Breakers;
 use super::order::{ChargePlace, Orders};
-use crate::domain::OrderId;
 use crate::metrics;
 use crate::store::{OpenOrder, Store};
 
 /// Orders that one scan reads at most.
-const SCAN_ORDERS: usize = 10_000;
+const SCAN_ORDERS: i64 = 10_000;
 
 /// Bounds and periods.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Charges under way at once.
+    /// Charges under way at once, in each currency.
     pub max_in_flight: usize,
-    /// Orders that may wait in memory.
+    /// Orders that may wait in memory, in each currency.
     pub queue_orders: usize,
     /// How often the PENDING rows are looked through; also how old a row must be to be picked up there.
     pub scan_period: Duration,
@@ -49,18 +48,18 @@ impl Supervisor {
         limits: Limits,
         orders: Orders,
         store: Store,
-        provider_breaker: Arc<Breaker>,
+        provider_breakers: Arc<Breakers>,
         arbiter: &ArbiterHandle,
         runtime: runtime::Handle,
     ) -> Self {
         let handed_over = HandOver::new(limits.queue_orders);
         let actor = PaymentSupervisor {
             handed_over: handed_over.clone(),
-            queue: Queue::new(limits.queue_orders, limits.max_in_flight),
+            queues: Queues::new(limits.queue_orders, limits.max_in_flight),
             limits,
             orders,
             store,
-            provider_breaker,
+            provider_breakers,
             runtime,
             scanning: false,
             stopping: false,
@@ -87,14 +86,14 @@ impl Supervisor {
     }
 }
 
-/// The shell around a [`Queue`].
+/// The shell around the [`Queues`].
 pub struct PaymentSupervisor {
     handed_over: HandOver,
-    queue: Queue,
+    queues: Queues,
     limits: Limits,
     orders: Orders,
     store: Store,
-    provider_breaker: Arc<Breaker>,
+    provider_breakers: Arc<Breakers>,
     runtime: runtime::Handle,
     scanning: bool,
     stopping: bool,
@@ -108,7 +107,7 @@ struct HandedOver;
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct PlaceFree(OrderId);
+struct PlaceFree(OpenOrder);
 
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -129,16 +128,19 @@ impl Actor for PaymentSupervisor {
 
 impl PaymentSupervisor {
     fn scan(&mut self, ctx: &mut Context<Self>) {
-        metrics::payment_queue_age(self.queue.oldest(Instant::now()));
-        let room = self.queue.room().min(SCAN_ORDERS);
-        if self.scanning || self.stopping || room == 0 {
+        let now = Instant::now();
+        metrics::payment_queue_age(self.queues.oldest(now));
+        if self.scanning || self.stopping {
             return;
         }
+        // What can't be charged now would only stand before what can.
+        let mut unwanted = self.provider_breakers.open(now);
+        unwanted.extend(self.queues.full());
         self.scanning = true;
         let (store, addr, min_age) = (self.store.clone(), ctx.address(), self.limits.scan_period);
         self.runtime.spawn(async move {
             let found = store
-                .pending_orders(min_age, room as i64)
+                .pending_orders(min_age, SCAN_ORDERS, &unwanted)
                 .await
                 .unwrap_or_else(|error| {
                     tracing::warn!(%error, "pending orders could not be looked for");
@@ -152,7 +154,7 @@ impl PaymentSupervisor {
         let now = Instant::now();
         let mut dropped = 0;
         for order in orders {
-            dropped += usize::from(self.queue.offer(order, now) == Offer::Full);
+            dropped += usize::from(self.queues.offer(order, now) == Offer::Full);
         }
         // What a scan has found is found again.
         if new {
@@ -162,21 +164,31 @@ impl PaymentSupervisor {
     }
 
     fn charge_what_fits(&mut self, ctx: &mut Context<Self>) {
-        while !self.stopping && self.queue.has_place() {
-            // An order that nobody can charge stays PENDING: then it can be swept, or charged when the provider is back.
-            if self.provider_breaker.is_open(Instant::now()) {
-                self.retry_later(ctx);
-                break;
-            }
-            let Some(next) = self.queue.next() else { break };
-            let (addr, counted) = (ctx.address(), metrics::Counted::on(metrics::charges_in_flight()));
-            let place = ChargePlace::new(move || {
-                drop(counted);
-                addr.do_send(PlaceFree(next.order));
-            });
-            self.orders.charge(next.order, next.sale, place);
+        if self.stopping {
+            return;
         }
-        metrics::payment_queue_orders(self.queue.len());
+        let mut held_back = false;
+        for (currency, queue) in self.queues.each() {
+            let breaker = self.provider_breakers.of(currency);
+            while queue.has_place() {
+                // An order that nobody can charge stays PENDING: then it can be swept, or charged when the provider is back.
+                if breaker.is_open(Instant::now()) {
+                    held_back = true;
+                    break;
+                }
+                let Some(next) = queue.next() else { break };
+                let (addr, counted) = (ctx.address(), metrics::Counted::on(metrics::charges_in_flight()));
+                let place = ChargePlace::new(move || {
+                    drop(counted);
+                    addr.do_send(PlaceFree(next));
+                });
+                self.orders.charge(next.order, next.sale, place);
+            }
+        }
+        if held_back {
+            self.retry_later(ctx);
+        }
+        metrics::payment_queue_orders(self.queues.len());
     }
 
     fn retry_later(&mut self, ctx: &mut Context<Self>) {
@@ -213,7 +225,7 @@ impl Handler<PlaceFree> for PaymentSupervisor {
     type Result = ();
 
     fn handle(&mut self, PlaceFree(order): PlaceFree, ctx: &mut Self::Context) {
-        self.queue.ended(order);
+        self.queues.ended(order);
         self.charge_what_fits(ctx);
     }
 }

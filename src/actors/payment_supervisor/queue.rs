@@ -1,11 +1,12 @@
-//! The queue of orders that wait to be charged. Only a convenience: the PENDING rows are the queue that lasts.
+//! The queues of orders that wait to be charged, one for each currency: what can't be charged in one stands in nobody else's way. Only a
+//! convenience: the PENDING rows are the queue that lasts.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashSet;
 
-use crate::domain::OrderId;
+use crate::domain::{Currency, OrderId};
 use crate::store::OpenOrder;
 
 /// What became of an order that was offered.
@@ -17,6 +18,68 @@ pub enum Offer {
     Known,
     /// There is no room; the scan finds it later.
     Full,
+}
+
+/// A queue for each currency that there was an order in, each with bounds of its own.
+#[derive(Debug)]
+pub struct Queues {
+    max_queued: usize,
+    max_in_flight: usize,
+    by_currency: BTreeMap<Currency, Queue>,
+}
+
+impl Queues {
+    /// None yet; each will take `max_queued` orders, of which `max_in_flight` may be charged at a time.
+    pub fn new(max_queued: usize, max_in_flight: usize) -> Self {
+        Self {
+            max_queued,
+            max_in_flight,
+            by_currency: BTreeMap::new(),
+        }
+    }
+
+    /// Takes an order in that came at `now`.
+    pub fn offer(&mut self, order: OpenOrder, now: Instant) -> Offer {
+        self.by_currency
+            .entry(order.currency)
+            .or_insert_with(|| Queue::new(self.max_queued, self.max_in_flight))
+            .offer(order, now)
+    }
+
+    /// Each queue, with its currency.
+    pub fn each(&mut self) -> impl Iterator<Item = (Currency, &mut Queue)> {
+        self.by_currency
+            .iter_mut()
+            .map(|(currency, queue)| (*currency, queue))
+    }
+
+    /// An order's charge has ended, however.
+    pub fn ended(&mut self, order: OpenOrder) {
+        if let Some(queue) = self.by_currency.get_mut(&order.currency) {
+            queue.ended(order.order);
+        }
+    }
+
+    /// Orders that wait.
+    pub fn len(&self) -> usize {
+        self.by_currency.values().map(Queue::len).sum()
+    }
+
+    /// Currencies that no more orders find room in.
+    pub fn full(&self) -> impl Iterator<Item = Currency> {
+        self.by_currency
+            .iter()
+            .filter(|(_, queue)| queue.room() == 0)
+            .map(|(currency, _)| *currency)
+    }
+
+    /// How long the first of them has waited.
+    pub fn oldest(&self, now: Instant) -> Option<Duration> {
+        self.by_currency
+            .values()
+            .filter_map(|queue| queue.oldest(now))
+            .max()
+    }
 }
 
 /// Orders in the order in which they came, each once, bounded; and how many of them are being charged.
@@ -96,12 +159,13 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::SaleId;
+    use crate::domain::{Currency, SaleId};
 
     fn order() -> OpenOrder {
         OpenOrder {
             order: OrderId::fresh(),
             sale: SaleId::fresh(),
+            currency: Currency::parse("EUR").unwrap(),
         }
     }
 
@@ -116,6 +180,26 @@ mod tests {
         assert_eq!(queue.offer(first, now), Offer::Known, "it is being charged");
         queue.ended(first.order);
         assert_eq!(queue.offer(first, now), Offer::Queued);
+    }
+
+    #[test]
+    fn a_currency_that_is_full_leaves_the_others_their_room_and_their_places() {
+        let now = Instant::now();
+        let mut queues = Queues::new(1, 1);
+        let in_currency = |code: &str| OpenOrder {
+            currency: Currency::parse(code).unwrap(),
+            ..order()
+        };
+        let (first, second, third) = (in_currency("USD"), in_currency("USD"), in_currency("EUR"));
+        assert_eq!(queues.offer(first, now), Offer::Queued);
+        assert_eq!(queues.offer(second, now), Offer::Full);
+        assert_eq!(queues.full().collect::<Vec<_>>(), [first.currency]);
+        assert_eq!(queues.offer(third, now), Offer::Queued);
+        let next: Vec<_> = queues.each().filter_map(|(_, queue)| queue.next()).collect();
+        assert_eq!(next, [third, first], "each has a place");
+        assert_eq!(queues.len(), 0);
+        queues.ended(third);
+        assert_eq!(queues.offer(third, now), Offer::Queued, "it is known no more");
     }
 
     #[test]

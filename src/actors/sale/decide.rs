@@ -344,6 +344,7 @@ impl Decider {
                         accepted.push(OpenOrder {
                             order: entry.order,
                             sale: self.sale.id,
+                            currency: self.sale.terms.currency,
                         });
                     }
                     let amount = Money {

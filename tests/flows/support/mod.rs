@@ -163,7 +163,7 @@ impl Setup {
             assert_eq!(bed.buy_at(engine, &sale, "probe", "k", 1).await.status, 201);
             eventually("the breaker is open", || async {
                 bed.engines[engine]
-                    .metric(&bed.client, "fluxbuy_provider_breaker_open", &[])
+                    .metric(&bed.client, "fluxbuy_provider_breakers_open", &[])
                     .await
                     == 1
             })
