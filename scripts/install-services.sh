@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that the demo and the tests run privately, where they are missing. Does nothing when all is there.
 #
-#   scripts/install-services.sh [postgres] [redis] [prometheus] [python]      (all of them when none is named)
+#   scripts/install-services.sh [postgres] [redis] [prometheus] [python] [pgbouncer]      (all of them when none is named)
 #
 # Only the programs matter: whatever services the packages start, and whichever ports those take, nobody uses them.
 set -euo pipefail
@@ -19,6 +19,7 @@ has_postgres() {
 }
 has_redis() { has redis-server; }
 has_python() { has python3 && python3 -c 'import ensurepip, venv' 2>/dev/null; }
+has_pgbouncer() { PATH=$PATH:/usr/sbin has pgbouncer; }
 has_prometheus() { has prometheus && has promtool; }
 
 # What a Debian or Ubuntu package is called, and what is looked for elsewhere.
@@ -28,6 +29,7 @@ package_of() {
         redis) echo redis-server ;;
         prometheus) echo prometheus ;;
         python) echo python3-venv ;;
+        pgbouncer) echo pgbouncer ;;
     esac
 }
 needs_of() {
@@ -36,13 +38,14 @@ needs_of() {
         redis) echo "Redis 7 or newer, server (program redis-server; Debian package redis-server)" ;;
         prometheus) echo "Prometheus (programs prometheus and promtool; Debian package prometheus)" ;;
         python) echo "Python 3 with its module venv (Debian package python3-venv)" ;;
+        pgbouncer) echo "PgBouncer (program pgbouncer; Debian package pgbouncer)" ;;
     esac
 }
 
 wanted=("$@")
-((${#wanted[@]})) || wanted=(postgres redis prometheus python)
+((${#wanted[@]})) || wanted=(postgres redis prometheus python pgbouncer)
 for name in "${wanted[@]}"; do
-    [[ -n $(package_of "$name") ]] || { echo "unknown program: $name (known: postgres redis prometheus python)" >&2; exit 2; }
+    [[ -n $(package_of "$name") ]] || { echo "unknown program: $name (known: postgres redis prometheus python pgbouncer)" >&2; exit 2; }
 done
 
 missing=()

@@ -156,6 +156,8 @@ pub struct Postgres {
     /// See [`Postgres::acquire_timeout`].
     #[serde(deserialize_with = "whole")]
     pub acquire_timeout_ms: u64,
+    /// The URL is a pooler's that works transaction by transaction, such as `PgBouncer`.
+    pub behind_pooler: bool,
     /// See [`Postgres::statement_timeout`].
     #[serde(deserialize_with = "whole")]
     pub statement_timeout_ms: u64,

@@ -1,7 +1,7 @@
 //! Sales that are called off.
 
 use jiff::Timestamp;
-use sqlx::Row;
+use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
@@ -27,8 +27,7 @@ impl Store {
     }
 
     async fn try_cancel_sale(&self, sale: SaleId) -> Result<Option<i64>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let cancelled = sqlx::query(
                 "UPDATE sales SET cancelled_at = clock_timestamp(),
@@ -57,12 +56,11 @@ impl Store {
 
     /// Sales that are called off and not at their end yet.
     pub async fn sales_being_cancelled(&self) -> Result<Vec<SaleId>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows: Vec<Uuid> = sqlx::query_scalar(
                 "SELECT id FROM sales WHERE cancelled_at IS NOT NULL AND cancellation_done_at IS NULL ORDER BY id",
             )
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows.into_iter().map(SaleId).collect())
         })
@@ -76,8 +74,7 @@ impl Store {
         after: Option<Uuid>,
         limit: i64,
     ) -> Result<Vec<OrderToEnd>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             // In the order of an index that is there: each page goes on where the one before it ended.
             let rows: Vec<(Uuid, String, Uuid)> = sqlx::query_as(
                 "SELECT id, status::text, idempotency_digest FROM orders
@@ -88,7 +85,7 @@ impl Store {
             .bind(sale.0)
             .bind(after)
             .bind(limit)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.into_iter()
                 .map(|(order, status, cursor)| {
@@ -106,8 +103,7 @@ impl Store {
 
     /// Notes that a sale that is called off has come to its end, if it has. Returns whether this call was the one that did.
     pub async fn cancellation_done(&self, sale: SaleId) -> Result<bool, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let done = sqlx::query(
                 "UPDATE sales SET cancellation_done_at = clock_timestamp()
                  WHERE id = $1 AND cancelled_at IS NOT NULL AND cancellation_done_at IS NULL
@@ -115,7 +111,7 @@ impl Store {
                                    AND status IN ('PENDING', 'PROCESSING', 'CAPTURING', 'PAID'))",
             )
             .bind(sale.0)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?
             .rows_affected();
             Ok(done == 1)
@@ -125,8 +121,7 @@ impl Store {
 
     /// How far the end of a sale is. `None` when there is no such sale.
     pub async fn cancellation(&self, sale: SaleId) -> Result<Option<CancellationView>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let row = sqlx::query(
                 "SELECT micros(s.cancelled_at) AS cancelled_at_us, micros(s.cancellation_done_at) AS done_at_us,
                         o.open, o.to_refund, o.released, o.refunded
@@ -139,7 +134,7 @@ impl Store {
                  ) o WHERE s.id = $1",
             )
             .bind(sale.0)
-            .fetch_optional(&mut **conn)
+            .fetch_optional(&mut *conn)
             .await?;
             row.map(|row| {
                 let at = |column: &str| -> Result<Option<Timestamp>, Error> {

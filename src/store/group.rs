@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use rustc_hash::FxBuildHasher;
-use sqlx::{Postgres, Transaction};
+use sqlx::{Connection, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Error, NewOrder, Store, commit, timestamp};
@@ -47,7 +47,7 @@ impl Store {
     /// [`Error::OutcomeUnknown`]: run each batch through [`Store::reserve`], with the same ids, to find out. Otherwise nothing
     /// was committed.
     pub async fn place_group(&self, batches: &[SaleBatch]) -> Result<Option<GroupPlaced>, Error> {
-        let placed = self.decided(self.try_place_group(batches)).await;
+        let placed = self.try_place_group(batches).await;
         match placed {
             Err(error) if error.is_bad_data() || matches!(error, Error::RunAgain(_)) => {
                 tracing::debug!(%error, batches = batches.len(), "a group of batches is taken apart");
@@ -61,17 +61,19 @@ impl Store {
         let Some(allotments) = allotments(batches) else {
             return Ok(None);
         };
-        let mut conn = self.held(Pool::Reserve).await?;
-        let mut tx = conn.begin().await?;
-        let created_at = insert_orders(&mut tx, batches).await?;
-        if !allotments.is_empty() && !grant(&mut tx, &allotments).await? {
-            return Ok(None);
-        }
-        let Some(stocks) = take_units(&mut tx, batches).await? else {
-            return Ok(None);
-        };
-        commit(tx).await?;
-        Ok(Some(GroupPlaced { created_at, stocks }))
+        self.decided(Pool::Reserve, async |conn| {
+            let mut tx = conn.begin().await?;
+            let created_at = insert_orders(&mut tx, batches).await?;
+            if !allotments.is_empty() && !grant(&mut tx, &allotments).await? {
+                return Ok(None);
+            }
+            let Some(stocks) = take_units(&mut tx, batches).await? else {
+                return Ok(None);
+            };
+            commit(tx).await?;
+            Ok(Some(GroupPlaced { created_at, stocks }))
+        })
+        .await
     }
 }
 

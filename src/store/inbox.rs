@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Connection, Row};
 
 use super::{Error, Store, commit};
 use crate::domain::{
@@ -157,8 +157,7 @@ impl Store {
     /// As for [`Self::receive`]; also where the walls of the database are still there.
     #[cfg(feature = "test-switches")]
     pub async fn receive_without_guard(&self, deliveries: &[Delivery]) -> Result<Vec<Received>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             for delivery in deliveries {
                 let charge = delivery.event.charge;
                 sqlx::query(
@@ -172,7 +171,7 @@ impl Store {
                 .bind(charge.map(|charge| charge.order.0))
                 .bind(charge.map(|charge| charge.attempt))
                 .bind(&delivery.body)
-                .execute(&mut **conn)
+                .execute(&mut *conn)
                 .await?;
             }
             Ok(vec![Received::First; deliveries.len()])
@@ -181,7 +180,7 @@ impl Store {
     }
 
     async fn try_receive(&self, deliveries: &[Delivery]) -> Result<Vec<Received>, Error> {
-        self.decided(async {
+        self.decided(Pool::Settle, async |conn| {
             // Each event once, in the order of its name: two batches never wait for each other crosswise.
             let mut events: BTreeMap<(&str, &str), (&Delivery, i32)> = BTreeMap::new();
             for delivery in deliveries {
@@ -190,7 +189,6 @@ impl Store {
                     .or_insert((delivery, 0));
                 event.1 += 1;
             }
-            let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
             let charge = |d: &Delivery| d.event.charge;
             let new: Vec<(String, String)> = sqlx::query_as(
@@ -263,8 +261,7 @@ impl Store {
     /// Takes events that are due, with what they meet. Each is due again after `loan` and a pause that doubles with every try
     /// (0.1 s to 1 min): one whose worker dies is taken by another, and none while its worker may still be at it.
     pub async fn take_due_events(&self, limit: i64, loan: Duration) -> Result<Vec<DueEvent>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let rows = sqlx::query(
                 "WITH due AS MATERIALIZED (
                     SELECT e.provider, e.event_id FROM provider_events e
@@ -288,7 +285,7 @@ impl Store {
             .bind(loan.as_millis() as i64)
             .bind(FIRST_PAUSE_MS)
             .bind(LAST_PAUSE_MS)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter().map(due_event).collect()
         })
@@ -301,8 +298,7 @@ impl Store {
     }
 
     async fn try_events_handled(&self, handled: &[Handled]) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(
                 "WITH h AS MATERIALIZED (
                     -- Locked in the order of their names, as repeats of them lock them.
@@ -323,7 +319,7 @@ impl Store {
             .bind(handled.iter().map(|h| h.note.as_deref()).collect::<Vec<_>>())
             .bind(FIRST_PAUSE_MS)
             .bind(LAST_PAUSE_MS)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })
@@ -332,13 +328,12 @@ impl Store {
 
     /// How many events wait to be applied, and for how long.
     pub async fn inbox_state(&self) -> Result<InboxState, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let (due, oldest_ms): (i64, Option<i64>) = sqlx::query_as(
                 "SELECT count(*), (extract(epoch FROM clock_timestamp() - min(received_at)) * 1000)::bigint
                  FROM provider_events WHERE state = 'DUE'",
             )
-            .fetch_one(&mut **conn)
+            .fetch_one(&mut *conn)
             .await?;
             Ok(InboxState {
                 due,
@@ -350,8 +345,7 @@ impl Store {
 
     /// How often the provider repeated itself, per day, provider and kind; the latest days first, `days` of them.
     pub async fn webhook_retries(&self, days: i32) -> Result<Vec<RetriesOfDay>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "WITH seen AS (
                     SELECT provider, event_id, kind, received_at,
@@ -368,7 +362,7 @@ impl Store {
                 GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3",
             )
             .bind(days)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| {

@@ -10,8 +10,7 @@ impl Store {
     /// Every order that was ever claimed for a charge, with what the ledger says of it, and every order that the ledger knows and the
     /// orders don't; of one sale, or of all. All of one instant.
     pub async fn accounts(&self, sale: Option<SaleId>) -> Result<Vec<Account>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "WITH money AS (
                     SELECT order_id, min(sale_id::text)::uuid AS sale_id, min(currency) AS currency,
@@ -35,7 +34,7 @@ impl Store {
                 ORDER BY 2, 1",
             )
             .bind(sale.map(|sale| sale.0))
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| {

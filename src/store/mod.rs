@@ -20,7 +20,7 @@ mod tasks;
 mod trace;
 mod transition;
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{AsyncFnOnce, Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Transaction};
 
 pub use cancellation::OrderToEnd;
 pub use error::Error;
@@ -54,6 +54,8 @@ pub struct Store {
     /// How long a conversation may take before its connection is given up: the server's own limit can't be heard of when nothing
     /// is heard.
     limit: Duration,
+    /// How each conversation begins behind a pooler; `None` where the connection is to Postgres itself.
+    opening: Option<String>,
 }
 
 tokio::task_local! {
@@ -72,7 +74,8 @@ impl Store {
             .as_str()
             .parse()
             .map_err(|e: sqlx::Error| Error::Unavailable(format!("postgres.url: {e}")))?;
-        let options = options.application_name("fluxbuy").options([
+        let options = options.application_name("fluxbuy");
+        let session = [
             (
                 "statement_timeout",
                 format!("{}ms", settings.statement_timeout_ms),
@@ -89,7 +92,17 @@ impl Store {
             ("jit", "off".to_owned()),
             // A plan made while the tables were small would be kept while they grow, and scan them whole for each batch.
             ("plan_cache_mode", "force_custom_plan".to_owned()),
-        ]);
+        ];
+        let (options, opening) = if settings.behind_pooler {
+            // Nothing may outlive a transaction: no start-up parameter that a pooler doesn't pass on, no setting, no prepared statement. What
+            // another client has prepared on this server process would have the names that are about to be used.
+            let local = session.map(|(name, value)| format!("SET LOCAL {name} = '{value}'"));
+            let opening = format!("BEGIN; DEALLOCATE ALL; {}", local.join("; "));
+            let options = options.extra_float_digits(None).statement_cache_capacity(0);
+            (options, Some(opening))
+        } else {
+            (options.options(session), None)
+        };
         let pool = |connections: u32| {
             PgPoolOptions::new()
                 .max_connections(connections)
@@ -103,6 +116,7 @@ impl Store {
             settle: pool(settings.settle_connections),
             read: pool(settings.read_connections),
             limit: 2 * settings.statement_timeout() + settings.acquire_timeout(),
+            opening,
         })
     }
 
@@ -111,10 +125,10 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`] when it can't be asked, [`Error::Unexpected`] when it isn't fit for selling.
     pub async fn check(&self) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Read).await?;
+        self.conversation(Pool::Read, async |conn| {
         let (synchronous_commit, fsync): (String, String) =
             sqlx::query_as("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
-                .fetch_one(&mut **conn)
+                .fetch_one(&mut *conn)
                 .await?;
         if synchronous_commit == "off" || fsync == "off" {
             return Err(Error::Unexpected(format!(
@@ -123,7 +137,7 @@ impl Store {
         }
         let applied: Vec<i64> =
             sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
-                .fetch_all(&mut **conn)
+                .fetch_all(&mut *conn)
                 .await
                 .map_err(|e| {
                     Error::Unexpected(format!("the schema is missing ({e}); run `fluxbuy migrate`"))
@@ -135,13 +149,14 @@ impl Store {
             )));
         }
         Ok(())
+        })
+        .await
     }
 
     /// Asks whether the server answers.
     pub async fn ping(&self) -> Result<(), Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
-            sqlx::query("SELECT 1").execute(&mut **conn).await?;
+        self.asked(Pool::Read, async |conn| {
+            sqlx::query("SELECT 1").execute(&mut *conn).await?;
             Ok(())
         })
         .await
@@ -153,17 +168,42 @@ impl Store {
     }
 
     /// A conversation that only asks.
-    async fn asked<T>(&self, conversation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.limited(conversation)
+    async fn asked<T>(
+        &self,
+        pool: Pool,
+        told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.limited(self.conversation(pool, told))
             .await
             .unwrap_or_else(|| Err(Error::Unavailable(self.no_answer())))
     }
 
     /// A conversation that changes something: cut off, nobody knows whether it did.
-    async fn decided<T>(&self, conversation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.limited(conversation)
+    async fn decided<T>(
+        &self,
+        pool: Pool,
+        told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.limited(self.conversation(pool, told))
             .await
             .unwrap_or_else(|| Err(Error::OutcomeUnknown(self.no_answer())))
+    }
+
+    /// A conversation on a connection of `pool`. Behind a pooler it is one transaction (and those within it are savepoints): the next
+    /// statement outside of it might meet another server process.
+    async fn conversation<T>(
+        &self,
+        pool: Pool,
+        told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut held = self.held(pool).await?;
+        let Some(opening) = &self.opening else {
+            return told(&mut held).await;
+        };
+        let mut tx = held.begin_with(AssertSqlSafe(opening.clone())).await?;
+        let answer = told(&mut tx).await?;
+        commit(tx).await?;
+        Ok(answer)
     }
 
     /// Runs a whole transaction again while Postgres asks for that: after a deadlock, or when it could not be serialised.
@@ -224,12 +264,6 @@ struct Held {
     pool: Pool,
     since: Instant,
     cut: Arc<AtomicBool>,
-}
-
-impl Held {
-    async fn begin(&mut self) -> Result<Transaction<'_, Postgres>, Error> {
-        Ok((**self).begin().await?)
-    }
 }
 
 impl Drop for Held {

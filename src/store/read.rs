@@ -1,8 +1,8 @@
 //! What is listed, and what is shown.
 
 use jiff::Timestamp;
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
@@ -40,9 +40,8 @@ macro_rules! sale_view_sql {
 impl Store {
     /// Lists a sale: the sale, its inventory and its first stock entry in one transaction.
     pub async fn list_sale(&self, terms: &NewSale) -> Result<SaleView, Error> {
-        self.decided(async {
+        self.decided(Pool::Settle, async |conn| {
             let id = SaleId::fresh();
-            let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
             sqlx::query(
                 "INSERT INTO sales (id, name, unit_price_minor, currency, per_buyer_limit, max_per_order, opens_at, closes_at)
@@ -81,11 +80,10 @@ impl Store {
 
     /// One sale with its stock.
     pub async fn sale(&self, id: SaleId) -> Result<Option<SaleView>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let row = sqlx::query(sale_view_sql!("WHERE s.id = $1"))
                 .bind(id.0)
-                .fetch_optional(&mut **conn)
+                .fetch_optional(&mut *conn)
                 .await?;
             row.as_ref().map(sale_view).transpose()
         })
@@ -94,15 +92,14 @@ impl Store {
 
     /// Sales in the order in which they were listed.
     pub async fn sales(&self, after: Option<SaleId>, limit: u16) -> Result<Vec<SaleView>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(sale_view_sql!(
             "WHERE $1::uuid IS NULL OR (s.created_at, s.id) > (SELECT created_at, id FROM sales WHERE id = $1)
              ORDER BY s.created_at, s.id LIMIT $2"
         ))
             .bind(after.map(|id| id.0))
             .bind(i64::from(limit))
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter().map(sale_view).collect()
         })
@@ -111,12 +108,11 @@ impl Store {
 
     /// Sales that are not over, the largest first; a hundred at most.
     pub async fn sales_on_offer(&self) -> Result<Vec<SaleView>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(sale_view_sql!(
             "WHERE s.closes_at IS NULL OR s.closes_at > clock_timestamp() ORDER BY i.available DESC LIMIT 100"
         ))
-        .fetch_all(&mut **conn)
+        .fetch_all(&mut *conn)
         .await?;
             rows.iter().map(sale_view).collect()
         })
@@ -125,13 +121,12 @@ impl Store {
 
     /// The stock of these sales, for the gauges.
     pub async fn stocks(&self, sales: &[SaleId]) -> Result<Vec<(SaleId, Stock)>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "SELECT sale_id, quantity, available, held, sold FROM inventory WHERE sale_id = ANY($1)",
             )
             .bind(sales.iter().map(|sale| sale.0).collect::<Vec<_>>())
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| Ok((SaleId(row.try_get("sale_id")?), stock(row)?)))
@@ -142,8 +137,7 @@ impl Store {
 
     /// One order, whoever's it is.
     pub async fn order(&self, id: OrderId) -> Result<Option<OrderView>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let row = sqlx::query(
                 "SELECT o.id, o.sale_id, o.buyer, o.quantity, o.amount_minor, s.currency, o.status::text AS status,
                         o.failure_reason, o.attempt, micros(o.created_at) AS created_at_us,
@@ -158,7 +152,7 @@ impl Store {
                  WHERE o.id = $1 AND o.status <> 'REJECTED'",
             )
             .bind(id.0)
-            .fetch_optional(&mut **conn)
+            .fetch_optional(&mut *conn)
             .await?;
             row.as_ref().map(order_view).transpose()
         })

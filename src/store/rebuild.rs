@@ -2,7 +2,7 @@
 
 use futures_util::TryStreamExt;
 use jiff::Timestamp;
-use sqlx::Row;
+use sqlx::{Connection, Row};
 
 use super::{Error, Store, commit, timestamp};
 use crate::domain::{Buyer, IdempotencyDigest, OrderId, SaleId};
@@ -43,8 +43,7 @@ impl Store {
     /// is still open. Releases that were pending are in the stock that is read, so their notes are taken away; later
     /// ones come with a note of their own, under the new epoch. `None` when there is no such sale.
     pub async fn raise_epoch(&self, sale: SaleId) -> Result<Option<Snapshot>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let Some((epoch, available)) = sqlx::query_as::<_, (i64, i32)>(
                 "UPDATE inventory SET epoch = epoch + 1 WHERE sale_id = $1 RETURNING epoch, available",

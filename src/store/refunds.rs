@@ -1,6 +1,6 @@
 //! Refunds: asked for, written down with what is promised, and noted when the provider has paid them.
 
-use sqlx::{Postgres, Row, Transaction};
+use sqlx::{Connection, Postgres, Row, Transaction};
 
 use super::tasks::{TaskKind, delete_task};
 use super::transition::{Change, Outcome, apply_in};
@@ -53,8 +53,7 @@ impl Store {
         order: OrderId,
         ask: &RefundAsk,
     ) -> Result<Result<RefundView, RefundRefusal>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             // The order's row is what refunds of an order wait for each other at.
             let row = sqlx::query(
@@ -125,8 +124,7 @@ impl Store {
             number,
             provider_event,
         } = *paid;
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             sqlx::query("SELECT FROM orders WHERE id = $1 AND sale_id = $2 FOR UPDATE")
                 .bind(order.0)

@@ -15,8 +15,7 @@ impl Store {
         min_age: Duration,
         limit: i64,
     ) -> Result<Vec<(SaleId, OrderId)>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             // So many of each sale: those of one that can't be loaded mustn't stand in the way of the others'.
             let rows = sqlx::query_as::<_, (Uuid, Uuid)>(
                 "SELECT note.sale_id, note.order_id
@@ -28,7 +27,7 @@ impl Store {
             )
             .bind(min_age.as_millis() as i64)
             .bind(limit)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows
                 .into_iter()
@@ -43,8 +42,7 @@ impl Store {
     /// Where the sale has moved to another epoch the notes stay: a load that is on its way may have been read before these
     /// releases, and would bring back what they gave back.
     pub async fn releases_done(&self, sale: SaleId, orders: &[OrderId], epoch: i64) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(
                 "DELETE FROM gate_releases WHERE sale_id = $1 AND order_id = ANY($2)
              AND EXISTS (SELECT FROM inventory WHERE sale_id = $1 AND epoch = $3)",
@@ -52,7 +50,7 @@ impl Store {
             .bind(sale.0)
             .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
             .bind(epoch)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })
@@ -61,10 +59,9 @@ impl Store {
 
     /// How many releases the gate has still to be told of.
     pub async fn count_pending_releases(&self) -> Result<i64, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             Ok(sqlx::query_scalar("SELECT count(*) FROM gate_releases")
-                .fetch_one(&mut **conn)
+                .fetch_one(&mut *conn)
                 .await?)
         })
         .await
@@ -72,8 +69,7 @@ impl Store {
 
     /// Which of these orders have no row at all, or were rejected.
     pub async fn without_order(&self, sale: SaleId, orders: &[OrderId]) -> Result<Vec<OrderId>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows: Vec<Uuid> = sqlx::query_scalar(
                 "SELECT r.id FROM unnest($2::uuid[]) AS r (id)
              LEFT JOIN orders o ON o.id = r.id AND o.sale_id = $1
@@ -81,7 +77,7 @@ impl Store {
             )
             .bind(sale.0)
             .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows.into_iter().map(OrderId).collect())
         })
@@ -90,12 +86,11 @@ impl Store {
 
     /// The sales whose keys have been loaded into the gate at least once, with their epoch and the units available.
     pub async fn loaded_sales(&self) -> Result<Vec<(SaleId, i64, i64)>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query_as::<_, (Uuid, i64, i64)>(
                 "SELECT sale_id, epoch, available::bigint FROM inventory WHERE epoch > 1",
             )
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows
                 .into_iter()

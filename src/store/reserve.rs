@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use jiff::Timestamp;
-use sqlx::Row;
+use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
@@ -282,14 +282,13 @@ impl Store {
         check_times: bool,
         decided: &mut [Option<Placed>],
     ) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Reserve).await?;
+        self.decided(Pool::Reserve, async |conn| {
             let (available, not_open, closed): (i32, bool, bool) = sqlx::query_as(
                 "SELECT i.available, clock_timestamp() < s.opens_at, coalesce(clock_timestamp() >= s.closes_at, false)
                  FROM inventory i JOIN sales s ON s.id = i.sale_id WHERE i.sale_id = $1",
             )
             .bind(sale.0)
-            .fetch_one(&mut **conn)
+            .fetch_one(&mut *conn)
             .await?;
             let digests: Vec<Uuid> = orders.iter().map(|order| order.digest.0).collect();
             let existing: Vec<Uuid> = sqlx::query_scalar(
@@ -297,7 +296,7 @@ impl Store {
             )
             .bind(sale.0)
             .bind(&digests)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             let mut used: HashMap<String, i64> = HashMap::new();
             if per_buyer_limit.is_some() {
@@ -307,7 +306,7 @@ impl Store {
                 )
                 .bind(sale.0)
                 .bind(&buyers)
-                .fetch_all(&mut **conn)
+                .fetch_all(&mut *conn)
                 .await?
                 .into_iter()
                 .map(|(buyer, used)| (buyer, i64::from(used)))
@@ -346,13 +345,12 @@ impl Store {
         orders: &[&NewOrder],
         epoch: Epoch,
     ) -> Result<Try, Error> {
-        self.decided(async {
+        self.decided(Pool::Reserve, async |conn| {
             // In the order of the unique key, so that two engines with the same purchases wait for each other in one order.
             let mut sorted = orders.to_vec();
             sorted.sort_unstable_by_key(|order| order.digest);
             let column = |f: fn(&NewOrder) -> Uuid| sorted.iter().map(|order| f(order)).collect::<Vec<_>>();
 
-            let mut conn = self.held(Pool::Reserve).await?;
             let mut tx = conn.begin().await?;
             // DO UPDATE and not DO NOTHING: it waits for a transaction in flight that has the same purchase, and so tells
             // the truth about a commit whose answer was lost. A fresh row has no xmax.
@@ -489,15 +487,14 @@ impl Store {
         sale: SaleId,
         digests: &[IdempotencyDigest],
     ) -> Result<HashMap<IdempotencyDigest, Existing>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, i64, i64)>(
                 "SELECT idempotency_digest, id, quantity, amount_minor, micros(created_at)
              FROM orders WHERE sale_id = $1 AND idempotency_digest = ANY($2)",
             )
             .bind(sale.0)
             .bind(digests.iter().map(|digest| digest.0).collect::<Vec<_>>())
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows
                 .into_iter()
@@ -527,11 +524,10 @@ impl Store {
         sale: SaleId,
         reservations: &[(OrderId, Buyer, i32)],
     ) -> Result<Vec<OrderId>, Error> {
-        self.decided(async {
+        self.decided(Pool::Settle, async |conn| {
             let mut sorted = reservations.to_vec();
             sorted.sort_unstable_by_key(|(order, ..)| *order);
             let ids: Vec<Uuid> = sorted.iter().map(|(order, ..)| order.0).collect();
-            let mut conn = self.held(Pool::Settle).await?;
             let mut tx = conn.begin().await?;
             // The amount of an order that never was; the column wants one.
             sqlx::query(

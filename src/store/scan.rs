@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Connection, Row};
 
 use super::{Error, Store, commit};
 use crate::domain::{Currency, OrderId, OrderStatus, SaleId};
@@ -46,8 +46,7 @@ impl Store {
         limit: i64,
         unwanted: &[Currency],
     ) -> Result<Vec<OpenOrder>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "SELECT o.id, o.sale_id, s.currency FROM orders o JOIN sales s ON s.id = o.sale_id
              WHERE o.created_at >= (SELECT starts_at FROM open_orders_horizon)
@@ -58,7 +57,7 @@ impl Store {
             .bind(min_age.as_millis() as i64)
             .bind(limit)
             .bind(unwanted.iter().map(Currency::as_str).collect::<Vec<_>>())
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| {
@@ -75,8 +74,7 @@ impl Store {
 
     /// PENDING orders that were made longer than the cutoff ago.
     pub async fn stuck_pending(&self, cutoff: Duration, limit: i64) -> Result<Vec<StuckOrder>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "SELECT id, sale_id, status::text AS status, fence FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
@@ -85,7 +83,7 @@ impl Store {
             )
             .bind(cutoff.as_millis() as i64)
             .bind(limit)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter().map(stuck_order).collect()
         })
@@ -100,8 +98,7 @@ impl Store {
         retry_after: Duration,
         limit: i64,
     ) -> Result<Vec<StuckOrder>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             // clock_timestamp, the time of the statement: a transaction's own time may lie before the claims it looks at.
             let rows = sqlx::query(
                 "SELECT id, sale_id, status::text AS status, fence FROM orders
@@ -114,7 +111,7 @@ impl Store {
             .bind(cutoff.as_millis() as i64)
             .bind(retry_after.as_millis() as i64)
             .bind(limit)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter().map(stuck_order).collect()
         })
@@ -123,15 +120,14 @@ impl Store {
 
     /// How many orders are in doubt (claimed longer than the cutoff ago) and the age of the oldest claim among them.
     pub async fn in_doubt(&self, cutoff: Duration) -> Result<(i64, Duration), Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let (count, oldest_us): (i64, Option<i64>) = sqlx::query_as(
                 "SELECT count(*), micros(clock_timestamp()) - micros(min(claimed_at)) FROM orders
              WHERE created_at >= (SELECT starts_at FROM open_orders_horizon)
                AND status IN ('PROCESSING', 'CAPTURING') AND claimed_at <= clock_timestamp() - $1 * interval '1 millisecond'",
             )
             .bind(cutoff.as_millis() as i64)
-            .fetch_one(&mut **conn)
+            .fetch_one(&mut *conn)
             .await?;
             Ok((count, Duration::from_micros(oldest_us.unwrap_or(0).max(0) as u64)))
         })
@@ -142,32 +138,34 @@ impl Store {
     /// have come to light below it, after a commit that took very long or a database whose clock was set back. Takes seconds
     /// with millions of orders, so it is for starts and now and then.
     pub async fn find_horizon(&self) -> Result<(), Error> {
-        let mut conn = self.held(Pool::Settle).await?;
-        let mut tx = conn.begin().await?;
-        sqlx::raw_sql("SET LOCAL statement_timeout = '10min'; SET LOCAL enable_seqscan = on")
-            .execute(&mut *tx)
-            .await?;
-        sqlx::query(sqlx::AssertSqlSafe(format!(
-            "UPDATE open_orders_horizon
+        // Without the usual limit: it takes as long as it takes.
+        self.conversation(Pool::Settle, async |conn| {
+            let mut tx = conn.begin().await?;
+            sqlx::raw_sql("SET LOCAL statement_timeout = '10min'; SET LOCAL enable_seqscan = on")
+                .execute(&mut *tx)
+                .await?;
+            sqlx::query(sqlx::AssertSqlSafe(format!(
+                "UPDATE open_orders_horizon
              SET starts_at = least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
                 (SELECT min(created_at) FROM orders WHERE status IN ('PENDING', 'PROCESSING', 'CAPTURING')))"
-        )))
-        .execute(&mut *tx)
-        .await?;
-        commit(tx).await
+            )))
+            .execute(&mut *tx)
+            .await?;
+            commit(tx).await
+        })
+        .await
     }
 
     /// Moves the horizon up to the oldest open order, keeping its distance from now.
     pub async fn raise_horizon(&self) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(sqlx::AssertSqlSafe(format!(
                 "UPDATE open_orders_horizon h
                  SET starts_at = greatest(h.starts_at, least(clock_timestamp() - interval '{HORIZON_DISTANCE}',
                     (SELECT min(created_at) FROM orders
                      WHERE created_at >= (SELECT starts_at FROM open_orders_horizon) AND status IN ('PENDING', 'PROCESSING', 'CAPTURING'))))"
             )))
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit};
@@ -98,8 +98,7 @@ impl Store {
         attempt: i32,
         provider_event: Option<&str>,
     ) -> Result<bool, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let failed: Option<i32> = sqlx::query_scalar(
                 "SELECT 1 FROM orders
@@ -151,8 +150,7 @@ impl Store {
         attempt: i32,
         provider_id: &str,
     ) -> Result<Option<String>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             Ok(sqlx::query_scalar(
                 "UPDATE payments SET provider_id = coalesce(provider_id, $4), updated_at = clock_timestamp()
                  WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')
@@ -164,7 +162,7 @@ impl Store {
             .bind(sale.0)
             .bind(attempt)
             .bind(provider_id)
-            .fetch_optional(&mut **conn)
+            .fetch_optional(&mut *conn)
             .await?)
         })
         .await
@@ -177,8 +175,7 @@ impl Store {
         sale: SaleId,
         attempt: i32,
     ) -> Result<Option<BegunCharge>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let row = sqlx::query(
                 "SELECT amount_minor AS charge_minor, currency, provider_id, two_step FROM payments
                  WHERE order_id = $1 AND sale_id = $2 AND attempt = $3",
@@ -186,7 +183,7 @@ impl Store {
             .bind(order.0)
             .bind(sale.0)
             .bind(attempt)
-            .fetch_optional(&mut **conn)
+            .fetch_optional(&mut *conn)
             .await?;
             row.map(|row| {
                 Ok(BegunCharge {
@@ -202,8 +199,7 @@ impl Store {
     /// Writes down that money was set aside for an order that had failed, or for an attempt that isn't the one that counts, and is to be
     /// let go. Returns whether there is anything to let go.
     pub async fn void_later(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<bool, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let noted = sqlx::query(
                 "INSERT INTO provider_tasks (order_id, sale_id, attempt, kind)
                  SELECT p.order_id, p.sale_id, p.attempt, 'RESOLVE'
@@ -215,7 +211,7 @@ impl Store {
             .bind(order.0)
             .bind(sale.0)
             .bind(attempt)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?
             .rows_affected();
             Ok(noted == 1)
@@ -225,8 +221,7 @@ impl Store {
 
     /// Notes on an open payment that its outcome is in doubt.
     pub async fn mark_in_doubt(&self, order: OrderId, sale: SaleId, attempt: i32) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(
                 "UPDATE payments SET status = 'IN_DOUBT', updated_at = clock_timestamp()
              WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status = 'INITIATED'",
@@ -234,7 +229,7 @@ impl Store {
             .bind(order.0)
             .bind(sale.0)
             .bind(attempt)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })
@@ -244,8 +239,7 @@ impl Store {
     /// Takes tasks that are due. Each is due again after `loan` and a pause that doubles with every try (1 s to
     /// 5 min), so that one whose worker dies is taken up by another, and none while its worker may still be at it.
     pub async fn take_due_tasks(&self, limit: i64, loan: Duration) -> Result<Vec<Task>, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let rows = sqlx::query(
                 "WITH due AS MATERIALIZED (
                     SELECT order_id, sale_id, attempt, kind, refund FROM provider_tasks
@@ -267,7 +261,7 @@ impl Store {
             )
             .bind(limit)
             .bind(loan.as_millis() as i64)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| {
@@ -297,8 +291,7 @@ impl Store {
         status: &'static str,
         decline_code: Option<&str>,
     ) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             sqlx::query(
                 "UPDATE payments SET status = $4, decline_code = $5, updated_at = clock_timestamp()
@@ -319,8 +312,7 @@ impl Store {
 
     /// There is nothing left to do about a task.
     pub async fn task_done(&self, task: &Task) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             delete_task(
                 &mut tx,
@@ -338,8 +330,7 @@ impl Store {
 
     /// Notes what went wrong with a task; its loan is over, and its pause begins.
     pub async fn task_failed(&self, task: &Task, error: &str) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(
                 "UPDATE provider_tasks SET last_error = $6,
                 due_at = clock_timestamp() + least(300, power(2, least(tries - 1, 20))) * interval '1 second'
@@ -351,7 +342,7 @@ impl Store {
             .bind(task.kind.as_sql())
             .bind(task.refund)
             .bind(error)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })
@@ -360,8 +351,7 @@ impl Store {
 
     /// Moves a task that is out of tries to the dead letters.
     pub async fn bury(&self, task: &Task, error: &str) -> Result<(), Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             sqlx::query(
                 "WITH dead AS (
                 DELETE FROM provider_tasks
@@ -379,7 +369,7 @@ impl Store {
             .bind(task.kind.as_sql())
             .bind(task.refund)
             .bind(error)
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?;
             Ok(())
         })
@@ -388,12 +378,11 @@ impl Store {
 
     /// All dead letters, oldest first.
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, String, i32, i32, String)>(
                 "SELECT order_id, sale_id, attempt, kind, refund, tries, last_error FROM dead_letters ORDER BY created_at",
             )
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             Ok(rows
                 .into_iter()
@@ -413,10 +402,9 @@ impl Store {
 
     /// How many dead letters there are.
     pub async fn count_dead_letters(&self) -> Result<i64, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             Ok(sqlx::query_scalar("SELECT count(*) FROM dead_letters")
-                .fetch_one(&mut **conn)
+                .fetch_one(&mut *conn)
                 .await?)
         })
         .await
@@ -424,8 +412,7 @@ impl Store {
 
     /// Gives dead letters back to the workers, with fresh tries: all, or those of one order. Returns how many.
     pub async fn requeue(&self, order: Option<OrderId>) -> Result<u64, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             Ok(sqlx::query(
                 "WITH back AS (
                 DELETE FROM dead_letters WHERE $1::uuid IS NULL OR order_id = $1
@@ -436,7 +423,7 @@ impl Store {
             ON CONFLICT DO NOTHING",
             )
             .bind(order.map(|id| id.0))
-            .execute(&mut **conn)
+            .execute(&mut *conn)
             .await?
             .rows_affected())
         })

@@ -22,8 +22,7 @@ impl Store {
     /// An order's timeline: arrival, transitions with who made them, claims that were lost, payments, webhooks with each delivery, ledger,
     /// stock and refunds. Empty when there is no such order.
     pub async fn trace(&self, order: OrderId) -> Result<Vec<Happened>, Error> {
-        self.asked(async {
-            let mut conn = self.held(Pool::Read).await?;
+        self.asked(Pool::Read, async |conn| {
             let rows = sqlx::query(
                 "SELECT micros(at) AS at_us, what, detail FROM (
                     SELECT created_at AS at, 0 AS place, 'order' AS what,
@@ -82,7 +81,7 @@ impl Store {
                  ) t ORDER BY at, place",
             )
             .bind(order.0)
-            .fetch_all(&mut **conn)
+            .fetch_all(&mut *conn)
             .await?;
             rows.iter()
                 .map(|row| {

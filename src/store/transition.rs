@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use sqlx::{Postgres, Row, Transaction};
+use sqlx::{Connection, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use super::{Error, Store, commit};
@@ -111,8 +111,7 @@ impl Store {
     }
 
     async fn try_apply(&self, changes: &[Change]) -> Result<Written, Error> {
-        self.decided(async {
-            let mut conn = self.held(Pool::Settle).await?;
+        self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let written = apply_in(&mut tx, changes).await?;
             commit(tx).await?;

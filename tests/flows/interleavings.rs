@@ -14,7 +14,7 @@ use crate::support::{Bed, Setup, eventually, shared_services};
 fn store(bed: &Bed) -> Store {
     let settings = serde_json::from_value(json!({
         "url": bed.engine_url, "owner_url": "", "reserve_connections": 2, "settle_connections": 2, "read_connections": 2,
-        "acquire_timeout_ms": 5000, "statement_timeout_ms": 1000,
+        "acquire_timeout_ms": 5000, "statement_timeout_ms": 1000, "behind_pooler": false,
     }))
     .unwrap();
     Store::new(&settings).unwrap()

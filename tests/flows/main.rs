@@ -6,6 +6,7 @@ mod crashes;
 mod groups;
 mod interleavings;
 mod payments;
+mod pooler;
 mod refunds;
 mod requests;
 mod startup;

@@ -259,7 +259,8 @@ async fn p14_no_transaction_is_open_while_the_provider_is_asked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p15_what_must_be_undone_is_written_with_the_change_that_makes_it_due() {
     // Everything that owes a release or a refund has its note in the same commit: they carry one transaction's id.
-    let bed = Setup::default().start_without_charging().await;
+    // (A pooler's would be the savepoint's.)
+    let bed = Setup::default().direct().start_without_charging().await;
     let sale = bed.sale(10).await;
     let order = bed.order(&sale, "ann", 3).await;
     sqlx::query(

@@ -4,6 +4,7 @@
 mod engine;
 mod http;
 mod link;
+mod pooler;
 pub mod stripe;
 
 use std::future::Future;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 pub use engine::Engine;
 pub use http::{Client, Reply};
 pub use link::Link;
+use pooler::Pooler;
 
 /// How long a condition may take to come true. Generous: it only bounds a failure.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -77,6 +79,7 @@ pub struct Setup {
     settings: Vec<(String, String)>,
     engines: usize,
     linked: bool,
+    pooled: bool,
 }
 
 /// An engine (or several), its database and its provider.
@@ -89,6 +92,7 @@ pub struct Bed {
     settings: Vec<(String, String)>,
     /// Between the engines and Postgres, where it was asked for.
     pub link: Option<Link>,
+    _pooler: Option<Pooler>,
     /// The database as the engine's role, not through the link.
     pub engine_url: String,
     provider: tokio::task::JoinHandle<()>,
@@ -103,6 +107,8 @@ impl Default for Setup {
             settings: Vec::new(),
             engines: 1,
             linked: false,
+            // To have all of these tests behind a pooler.
+            pooled: std::env::var_os("FLUXBUY_TEST_POOLED").is_some(),
         };
         setup
             .set("sweeper.period_ms", 200)
@@ -131,6 +137,18 @@ impl Setup {
     /// Postgres is reached through a link that can fail.
     pub fn linked(mut self) -> Self {
         self.linked = true;
+        self
+    }
+
+    /// Postgres is reached through a pooler that works transaction by transaction.
+    pub fn pooled(mut self) -> Self {
+        self.pooled = true;
+        self
+    }
+
+    /// Postgres is reached without a pooler, whatever the others do.
+    pub fn direct(mut self) -> Self {
+        self.pooled = false;
         self
     }
 
@@ -190,8 +208,15 @@ impl Setup {
         } else {
             (None, database.engine_url.clone())
         };
+        let (pooler, engine_url) = if self.pooled && !self.linked {
+            let (pooler, url) = Pooler::before(&engine_url).await;
+            (Some(pooler), url)
+        } else {
+            (None, engine_url)
+        };
         let mut settings = vec![
             (variable("postgres.url"), engine_url),
+            (variable("postgres.behind_pooler"), pooler.is_some().to_string()),
             (
                 variable("redis.url"),
                 shared_services().await.addresses().redis_url.clone(),
@@ -211,6 +236,7 @@ impl Setup {
             client: Client::default(),
             settings,
             link,
+            _pooler: pooler,
             engine_url: database.engine_url,
             provider,
         }
