@@ -9,7 +9,10 @@ use fluxbuy::config::{self, Config, LogFormat, Need};
 use fluxbuy::domain::{OrderId, SaleId};
 use fluxbuy::store::{Store, migrate};
 use fluxbuy::{app, demo, ledger, mock_provider, services, tables};
+use jiff::Timestamp;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 
 /// Purchases come and go on two runtimes' threads. glibc's allocator takes a seventh of the engine's time then, and this one
 /// hardly any; see docs/decisions/0010-where-the-time-goes.md.
@@ -245,12 +248,22 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     tokio::runtime::Runtime::new()?.block_on(work)
 }
 
+/// The time of a line, in UTC and to the millisecond.
+struct Milliseconds;
+
+impl FormatTime for Milliseconds {
+    fn format_time(&self, line: &mut Writer<'_>) -> std::fmt::Result {
+        write!(line, "{}", Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%3fZ"))
+    }
+}
+
 fn log_to_stderr(log: &config::Log) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&log.filter).map_err(|error| {
         anyhow::anyhow!("log.filter: {error}; allowed are directives such as `info,sqlx=warn`")
     })?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_timer(Milliseconds)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     match log.format {

@@ -92,18 +92,18 @@ impl TaskWorker {
         let noted = match end {
             Ok(End::Done) => return,
             Ok(End::Later(what)) if task.tries.unsigned_abs() < self.max_tries => {
-                tracing::warn!(order_id = %task.order, kind = task.kind.as_sql(), tries = task.tries, %what, "tried again later");
+                tracing::warn!(order_id = %task.order, attempt = task.attempt, kind = task.kind.as_sql(), tries = task.tries, %what, "tried again later");
                 self.store.task_failed(task, &what).await
             }
             Ok(End::Later(what) | End::Never(what)) => {
-                tracing::error!(order_id = %task.order, kind = task.kind.as_sql(), tries = task.tries, %what, "a dead letter");
+                tracing::error!(order_id = %task.order, attempt = task.attempt, kind = task.kind.as_sql(), tries = task.tries, %what, "a dead letter");
                 self.store.bury(task, &what).await
             }
             // Its loan runs out, and it is taken again.
             Err(error) => Err(error),
         };
         if let Err(error) = noted {
-            tracing::warn!(order_id = %task.order, kind = task.kind.as_sql(), %error, "work owed to the provider could not be noted");
+            tracing::warn!(order_id = %task.order, attempt = task.attempt, kind = task.kind.as_sql(), %error, "work owed to the provider could not be noted");
         }
     }
 

@@ -176,7 +176,10 @@ impl Job {
             Outcome::Stale { status, .. } if after_unknown && *status == wanted => {}
             Outcome::Stale { status, .. } => {
                 metrics::claim_lost(by, wanted, Some(*status));
-                tracing::info!(order_id = %change.order, by = ?by, %wanted, found = %status, "a claim was lost");
+                tracing::info!(
+                    order_id = %change.order, event_id = change.provider_event, by = ?by, %wanted, found = %status,
+                    "a claim was lost"
+                );
             }
             Outcome::NotFound => metrics::claim_lost(by, wanted, None),
         }

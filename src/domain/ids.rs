@@ -94,6 +94,22 @@ impl PaymentMethod {
     }
 }
 
+/// The name of a request in logs, ours and other people's. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(Arc<str>);
+
+impl RequestId {
+    /// Takes a name as the front door has let it in, or as a row has it.
+    pub fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// The name of a purchase within its sale: the first 128 bits of SHA-256 over buyer, a zero byte, and the
 /// idempotency key.
 ///

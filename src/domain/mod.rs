@@ -11,7 +11,7 @@ pub mod purchase;
 pub mod sale;
 pub mod views;
 
-pub use ids::{Buyer, IdempotencyDigest, OrderId, PaymentMethod, SaleId};
+pub use ids::{Buyer, IdempotencyDigest, OrderId, PaymentMethod, RequestId, SaleId};
 pub use ledger::{Account, BookEntry, Difference, SaleSum, Verification, verify};
 pub use money::{Currency, Money};
 pub use order::{Effect, Event, FailureReason, IllegalEvent, OrderStatus, Transition, transition};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Buyer, IdempotencyDigest, Money, OrderId, PaymentMethod, SaleId};
+use super::{Buyer, IdempotencyDigest, Money, OrderId, PaymentMethod, RequestId, SaleId};
 
 /// A purchase as it arrives at its sale.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub struct Purchase {
     pub quantity: i32,
     /// Paid with this, where the provider has to be told. A replay finds its order, whatever it would be paid with by now.
     pub payment_method: Option<PaymentMethod>,
+    /// The request that brought it.
+    pub request_id: Option<RequestId>,
 }
 
 /// A unit is held: the order is durable.

@@ -107,8 +107,8 @@ async fn insert_orders(
     orders.sort_unstable_by_key(|(sale, order)| (*sale, order.digest));
     let created_at_us: i64 = sqlx::query_scalar(
         "WITH placed AS (
-            INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, payment_method)
-            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[])
+            INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, payment_method, request_id)
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[], $8::text[])
         ), entries AS (
             INSERT INTO stock_entries (sale_id, order_id, kind, delta)
             SELECT o.sale_id, o.id, 'RESERVE', -o.quantity
@@ -138,6 +138,7 @@ async fn insert_orders(
             .map(|(_, order)| order.payment_method())
             .collect::<Vec<_>>(),
     )
+    .bind(orders.iter().map(|(_, order)| order.request_id()).collect::<Vec<_>>())
     .fetch_one(&mut **tx)
     .await?;
     Ok(timestamp(created_at_us))
@@ -223,6 +224,7 @@ mod tests {
                 quantity: *quantity,
                 amount_minor: 1,
                 payment_method: None,
+                request_id: None,
             }
         };
         SaleBatch {

@@ -60,6 +60,8 @@ pub struct DueEvent {
     pub refund: Option<i32>,
     /// How often it was taken, this time included.
     pub tries: i32,
+    /// The request that brought it first.
+    pub request_id: Option<String>,
     /// What it meets; `None` while its order or payment isn't there.
     pub met: Option<Met>,
 }
@@ -276,7 +278,9 @@ impl Store {
                 )
                 SELECT t.provider, t.event_id, t.news, t.order_id, t.attempt, t.amount_minor, t.currency, t.code, t.tries, t.refund,
                        o.sale_id, o.fence, o.status::text AS status, o.attempt AS current_attempt,
-                       p.status AS payment, p.amount_minor AS charge_minor, p.currency AS charge_currency
+                       p.status AS payment, p.amount_minor AS charge_minor, p.currency AS charge_currency,
+                       (SELECT d.request_id FROM provider_event_deliveries d
+                        WHERE d.provider = t.provider AND d.event_id = t.event_id ORDER BY d.received_at LIMIT 1) AS request_id
                 FROM taken t
                 LEFT JOIN payments p ON p.order_id = t.order_id AND p.attempt = t.attempt
                 LEFT JOIN orders o ON o.id = p.order_id AND o.sale_id = p.sale_id",
@@ -427,6 +431,7 @@ fn due_event(row: &PgRow) -> Result<DueEvent, Error> {
         code: row.try_get("code")?,
         refund: row.try_get("refund")?,
         tries: row.try_get("tries")?,
+        request_id: row.try_get("request_id")?,
         met,
     })
 }

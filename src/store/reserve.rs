@@ -7,7 +7,9 @@ use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
-use crate::domain::{Buyer, IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, SaleId, Stock};
+use crate::domain::{
+    Buyer, IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, RequestId, SaleId, Stock,
+};
 use crate::metrics::Pool;
 
 /// How often a batch is cut to what is free and tried again before it gives up. Each failure means that another engine's
@@ -32,9 +34,15 @@ pub struct NewOrder {
     pub amount_minor: i64,
     /// What the buyer pays with, where the purchase said so.
     pub payment_method: Option<PaymentMethod>,
+    /// The request that brought it.
+    pub request_id: Option<RequestId>,
 }
 
 impl NewOrder {
+    pub(super) fn request_id(&self) -> Option<&str> {
+        self.request_id.as_ref().map(RequestId::as_str)
+    }
+
     pub(super) fn payment_method(&self) -> Option<&str> {
         self.payment_method.as_ref().map(PaymentMethod::as_str)
     }
@@ -356,10 +364,10 @@ impl Store {
             // the truth about a commit whose answer was lost. A fresh row has no xmax.
             let rows = sqlx::query(
                 "WITH ins AS (
-                    INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, payment_method)
-                    SELECT o.id, $1, o.digest, o.amount_minor, o.quantity, o.buyer, o.payment_method
-                    FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[])
-                        AS o (id, digest, amount_minor, quantity, buyer, payment_method)
+                    INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, payment_method, request_id)
+                    SELECT o.id, $1, o.digest, o.amount_minor, o.quantity, o.buyer, o.payment_method, o.request_id
+                    FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[], $8::text[])
+                        AS o (id, digest, amount_minor, quantity, buyer, payment_method, request_id)
                     ON CONFLICT ON CONSTRAINT orders_idempotency DO UPDATE SET touch = orders.touch + 1
                     RETURNING id, idempotency_digest, quantity, amount_minor, created_at, (xmax = 0) AS fresh
                 ), entries AS (
@@ -375,6 +383,7 @@ impl Store {
             .bind(sorted.iter().map(|order| order.quantity).collect::<Vec<_>>())
             .bind(sorted.iter().map(|order| order.buyer.as_str()).collect::<Vec<_>>())
             .bind(sorted.iter().map(|order| order.payment_method()).collect::<Vec<_>>())
+            .bind(sorted.iter().map(|order| order.request_id()).collect::<Vec<_>>())
             .fetch_all(&mut *tx)
             .await?;
 

@@ -26,7 +26,8 @@ impl Store {
             let rows = sqlx::query(
                 "SELECT micros(at) AS at_us, what, detail FROM (
                     SELECT created_at AS at, 0 AS place, 'order' AS what,
-                           format('taken: %s units for %s by buyer %s in sale %s', quantity, amount_minor, buyer, sale_id) AS detail
+                           format('taken: %s units for %s by buyer %s in sale %s%s', quantity, amount_minor, buyer, sale_id,
+                                  ', request ' || request_id) AS detail
                     FROM orders WHERE id = $1
                     UNION ALL
                     -- An order and what it took were written in one transaction, at one time.

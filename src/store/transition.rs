@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::{Error, Store, commit};
 use crate::domain::{
-    Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentMethod, PaymentStatus, SaleId,
-    Transition, transition,
+    Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentMethod, PaymentStatus, RequestId,
+    SaleId, Transition, transition,
 };
 use crate::metrics::{By, Pool};
 use crate::provider::Reference;
@@ -73,6 +73,8 @@ pub struct Applied {
     pub amount: Money,
     /// What the buyer pays with, where the purchase said so.
     pub payment_method: Option<PaymentMethod>,
+    /// The request that brought it.
+    pub request_id: Option<RequestId>,
 }
 
 /// What a batch did besides.
@@ -197,7 +199,7 @@ async fn update_orders(
         WHERE o.id = m.id AND o.sale_id = m.sale_id
           AND (m.expect IS NULL OR o.status = m.expect::order_status)
           AND (m.expect_fence IS NULL OR o.fence = m.expect_fence)
-        RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer, o.payment_method,
+        RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer, o.payment_method, o.request_id,
             (SELECT s.currency FROM sales s WHERE s.id = o.sale_id) AS currency",
     )
     .bind(changes.iter().map(|c| c.order.0).collect::<Vec<_>>())
@@ -222,6 +224,7 @@ async fn update_orders(
                 payment_method: row
                     .try_get::<Option<&str>, _>("payment_method")?
                     .and_then(PaymentMethod::parse),
+                request_id: row.try_get::<Option<&str>, _>("request_id")?.map(RequestId::new),
             };
             Ok((
                 OrderId(row.try_get("id")?),

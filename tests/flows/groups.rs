@@ -76,6 +76,7 @@ fn batch(sale: SaleId, per_buyer_limit: Option<i32>, orders: &[(&str, i32)]) -> 
             quantity: *quantity,
             amount_minor: i64::from(*quantity),
             payment_method: None,
+            request_id: None,
         }
     };
     SaleBatch {

@@ -92,6 +92,7 @@ fn new_order(buyer: &str, digest: u128) -> NewOrder {
         quantity: 1,
         amount_minor: 1000,
         payment_method: None,
+        request_id: None,
     }
 }
 

@@ -517,6 +517,11 @@ async fn an_orders_whole_life_can_be_traced() {
             .all(|time| time.len() == "2026-12-02T21:00:00.000Z".len()),
         "{said}"
     );
+    let taken = lines.iter().find(|line| line.contains("taken: "));
+    assert!(
+        taken.is_some_and(|line| line.contains(&format!("in sale {sale}, request "))),
+        "{said}"
+    );
     for wanted in [
         "taken: 2 units for 2000 by buyer ann",
         "RESERVE -2",
@@ -600,4 +605,92 @@ async fn an_authorisation_for_a_failed_order_that_only_the_webhook_tells_of_is_l
     }
     assert_eq!(bed.book().await["totals"]["captured_minor"], 0);
     bed.audit(&sale).await;
+}
+
+/// What a line of the log says under this name, in itself or in the spans around it.
+fn said<'a>(line: &'a Value, name: &str) -> Option<&'a Value> {
+    let spans = line["spans"].as_array().into_iter().flatten();
+    spans
+        .chain([&line["fields"]])
+        .filter_map(|fields| fields.get(name))
+        .next_back()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_line_about_an_order_says_which_request_charge_and_event_it_is_about() {
+    let bed = setup().set("log.format", "json").start().await;
+    talk(&bed, json!({})).await;
+    bed.fault(json!({"mode": "answer_lost"})).await;
+    let sale = bed.sale(1).await;
+    let headers = [
+        ("x-buyer-id", "ann"),
+        ("idempotency-key", "k"),
+        ("x-request-id", "buys/1"),
+    ];
+    let bought = bed
+        .client
+        .post(
+            &format!("{}/v1/sales/{sale}/orders", bed.url()),
+            &headers,
+            &json!({"quantity": 1}),
+        )
+        .await;
+    let order = bought.json()["id"].as_str().unwrap().to_owned();
+    bed.wait_for_status(&order, "ann", "paid").await;
+    sent(&bed, &order).await;
+    nothing_is_due(&bed).await;
+    bed.fault(json!({"mode": "none"})).await;
+    let refund = bed
+        .client
+        .post(
+            &format!("{}/v1/orders/{order}/refund", bed.url()),
+            &[("idempotency-key", "r"), ("x-request-id", "refunds/1")],
+            &json!({}),
+        )
+        .await;
+    assert_eq!(refund.status, 202, "{}", refund.text());
+    bed.wait_for_status(&order, "ann", "refunded").await;
+
+    let log = bed.engines[0].log();
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    for line in &lines {
+        let time = line["timestamp"].as_str().unwrap();
+        assert_eq!(time.len(), "2026-12-02T21:00:00.000Z".len(), "{line}");
+        assert!(time.ends_with('Z'), "{line}");
+    }
+    let about = |message: &str| -> Vec<&Value> {
+        let found: Vec<&Value> = lines
+            .iter()
+            .filter(|line| line["fields"]["message"] == message)
+            .collect();
+        assert!(!found.is_empty(), "no line says: {message}\n{log}");
+        found
+    };
+    for (message, request, event) in [
+        ("a charge is in doubt", Some("buys/1"), false),
+        ("an event is handled", None, true),
+        ("a refund is due", Some("refunds/1"), false),
+    ] {
+        for line in about(message) {
+            assert_eq!(said(line, "order_id"), Some(&json!(order)), "{line}");
+            match request {
+                Some(request) => assert_eq!(said(line, "request_id"), Some(&json!(request)), "{line}"),
+                None => assert!(said(line, "request_id").is_some(), "{line}"),
+            }
+            assert!(
+                message == "a refund is due" || said(line, "attempt") == Some(&json!(1)),
+                "{line}"
+            );
+            assert_eq!(said(line, "event_id").is_some(), event, "{line}");
+        }
+    }
+    // And whatever else is about the order says so.
+    for line in lines.iter().filter(|line| line.to_string().contains(&order)) {
+        assert_eq!(said(line, "order_id"), Some(&json!(order)), "{line}");
+    }
+    let request: String = one(&bed, "SELECT request_id FROM orders WHERE id = $1::uuid", &order).await;
+    assert_eq!(request, "buys/1");
 }

@@ -113,6 +113,7 @@ impl Projector {
             code: event.code.clone(),
             refund: event.refund,
             event_id: event.id.clone(),
+            request_id: event.request_id.clone(),
         };
         match self.orders.tell(charge.order, met.sale, told).await {
             Heard::Applied => (Some(EventEnd::Applied), None),
@@ -125,16 +126,16 @@ impl Projector {
     fn report(Handled { event, end, note }: &Handled) {
         let (event_id, order_id) = (&event.id, event.charge.map(|charge| charge.order.to_string()));
         let attempt = event.charge.map(|charge| charge.attempt);
-        let note = note.as_deref().unwrap_or_default();
+        let (request_id, note) = (event.request_id.as_deref(), note.as_deref().unwrap_or_default());
         match end {
             None => {
-                tracing::debug!(%event_id, order_id, attempt, tries = event.tries, note, "an event is tried again");
+                tracing::debug!(%event_id, order_id, attempt, request_id, tries = event.tries, note, "an event is tried again");
             }
             Some(EventEnd::GivenUp) => {
-                tracing::error!(%event_id, order_id, attempt, tries = event.tries, note, "an event is given up");
+                tracing::error!(%event_id, order_id, attempt, request_id, tries = event.tries, note, "an event is given up");
             }
             Some(end) => {
-                tracing::info!(%event_id, order_id, attempt, news = ?event.news, ?end, note, "an event is handled");
+                tracing::info!(%event_id, order_id, attempt, request_id, news = ?event.news, ?end, note, "an event is handled");
             }
         }
         if let Some(end) = end {

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tracing::{Instrument, Span};
+
 use super::charge::{self, ChargeEnd};
 use super::messages::{Heard, Swept, Told};
 use crate::actors::breaker::{Breaker, Breakers};
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
-use crate::domain::{Effect, Event, OrderId, OrderStatus, Projection, SaleId, transition};
+use crate::domain::{Effect, Event, OrderId, OrderStatus, Projection, RequestId, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
 use crate::provider::{Charge, Lookup, PaymentProvider, Reference, VoidOutcome};
 use crate::store::{Applied, BegunCharge, Change, Outcome, PaidRefund, Store, StuckOrder};
@@ -57,6 +59,18 @@ pub struct Logic {
 }
 
 impl Logic {
+    /// What is logged under it says which order it is about, which charge, whose request brought the order, and which of the provider's events
+    /// is looked at.
+    pub fn span(&self, attempt: i32, request_id: Option<&str>, event_id: Option<&str>) -> Span {
+        tracing::info_span!("order", order_id = %self.order, request_id, attempt, event_id)
+    }
+
+    /// The span of what is done under a claim.
+    pub fn span_of(&self, claim: &Applied) -> Span {
+        let request_id = claim.request_id.as_ref().map(RequestId::as_str);
+        self.span(claim.attempt, request_id, None)
+    }
+
     fn change(&self, event: Event, expect: OrderStatus, fence: Option<i32>, by: By) -> Change {
         Change {
             order: self.order,
@@ -143,7 +157,7 @@ impl Logic {
                 // The order was decided meanwhile. What was opened stays untouched, and comes to nothing.
                 Ok(None) => return Err(ChargeEnd::NotSent),
                 Err(error) if Instant::now() + SETTLE_PAUSE >= deadline => {
-                    tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "the provider's name for a charge could not be noted");
+                    tracing::warn!(%error, "the provider's name for a charge could not be noted");
                     return Err(ChargeEnd::NotSent);
                 }
                 Err(_) => tokio::time::sleep(SETTLE_PAUSE).await,
@@ -178,7 +192,7 @@ impl Logic {
             .mark_in_doubt(self.order, self.sale, claim.attempt)
             .await
         {
-            tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "a payment in doubt could not be marked");
+            tracing::warn!(%error, "a payment in doubt could not be marked");
         }
         Swept::InDoubt
     }
@@ -234,7 +248,7 @@ impl Logic {
                 }
                 Err(error) => {
                     let event = change.event;
-                    tracing::warn!(order_id = %self.order, ?event, %error, "a settlement is left to the sweeper");
+                    tracing::warn!(?event, %error, "a settlement is left to the sweeper");
                     return Written::Not(Swept::Failed);
                 }
             }
@@ -255,13 +269,13 @@ impl Logic {
     async fn late_authorisation(&self, attempt: i32) -> Heard {
         match self.parts.store.void_later(self.order, self.sale, attempt).await {
             Ok(true) => {
-                tracing::warn!(order_id = %self.order, attempt, "money was set aside for a failed order, and is let go");
+                tracing::warn!("money was set aside for a failed order, and is let go");
                 self.parts.tasks.wake();
                 Heard::Applied
             }
             Ok(false) => Heard::NoChange,
             Err(error) => {
-                tracing::warn!(order_id = %self.order, attempt, %error, "a late authorisation could not be noted");
+                tracing::warn!(%error, "a late authorisation could not be noted");
                 Heard::Again
             }
         }
@@ -276,14 +290,14 @@ impl Logic {
         {
             Ok(true) => {
                 metrics::late_refund(LateRefund::Due);
-                tracing::warn!(order_id = %self.order, attempt, "money came for a failed order and is paid back");
+                tracing::warn!("money came for a failed order and is paid back");
                 self.parts.tasks.wake();
                 Heard::Applied
             }
             Ok(false) => Heard::NoChange,
             // The payment is still open in the books. The provider has the money: this must not be forgotten.
             Err(error) => {
-                tracing::error!(order_id = %self.order, attempt, %error, "late money could not be noted; reconcile finds it");
+                tracing::error!(%error, "late money could not be noted; reconcile finds it");
                 Heard::Again
             }
         }
@@ -299,6 +313,7 @@ impl Logic {
             code,
             refund,
             event_id,
+            request_id: _,
         } = told;
         match projection {
             Projection::NoChange => Heard::NoChange,
@@ -332,7 +347,7 @@ impl Logic {
                     Ok(true) => Heard::Applied,
                     Ok(false) => Heard::NoChange,
                     Err(error) => {
-                        tracing::warn!(order_id = %self.order, attempt, %error, "a refund could not be noted");
+                        tracing::warn!(%error, "a refund could not be noted");
                         Heard::Again
                     }
                 }
@@ -390,6 +405,10 @@ impl Logic {
             Ok(_) => return Swept::Lost,
             Err(_) => return Swept::Failed,
         };
+        self.go_on_with(&claim).instrument(self.span_of(&claim)).await
+    }
+
+    async fn go_on_with(&self, claim: &Applied) -> Swept {
         let begun = match self
             .parts
             .store
@@ -399,14 +418,14 @@ impl Logic {
             Ok(Some(begun)) => begun,
             Ok(None) => return Swept::Lost,
             Err(error) => {
-                tracing::warn!(order_id = %self.order, attempt = claim.attempt, %error, "a charge could not be read");
+                tracing::warn!(%error, "a charge could not be read");
                 return Swept::Failed;
             }
         };
         if claim.status == OrderStatus::Capturing {
-            return self.capture_once_more(&claim, &begun.charge).await;
+            return self.capture_once_more(claim, &begun.charge).await;
         }
-        match self.look_into(&claim, &begun).await {
+        match self.look_into(claim, &begun).await {
             Moved::Capturing(claim) => self.capture_once_more(&claim, &begun.charge).await,
             Moved::Swept(swept) => swept,
         }

@@ -96,6 +96,8 @@ pub struct Told {
     pub refund: Option<i32>,
     /// The provider's name for its event.
     pub event_id: String,
+    /// The request that brought it first.
+    pub request_id: Option<String>,
 }
 
 /// What became of it.

@@ -15,6 +15,7 @@ use actix::{
     WrapFuture,
 };
 use tokio::runtime;
+use tracing::Instrument;
 
 pub use logic::Parts;
 pub use messages::{ChargePlace, Heard, Swept, Told};
@@ -113,7 +114,10 @@ impl Handler<ChargeEnded> for OrderActor {
             end,
             place,
         } = ended;
-        let settled = wrap_future::<_, Self>(async move { logic.charge_ended(&claim, end).await });
+        let settled = wrap_future::<_, Self>(async move {
+            let span = logic.span_of(&claim);
+            logic.charge_ended(&claim, end).instrument(span).await
+        });
         ctx.wait(settled.map(move |to_capture, actor, ctx| {
             actor.go_on(to_capture.map(|claim| (charge, claim)), place, ctx);
         }));
@@ -144,7 +148,8 @@ impl OrderActor {
             },
         )));
         self.runtime.spawn(async move {
-            let end = logic.take_money(&claim, &mut charge).await;
+            let span = logic.span_of(&claim);
+            let end = logic.take_money(&claim, &mut charge).instrument(span).await;
             report.of(charge, end);
         });
     }
@@ -193,7 +198,10 @@ impl Handler<Told> for OrderActor {
 
     fn handle(&mut self, told: Told, _: &mut Self::Context) -> Self::Result {
         let logic = self.logic.clone();
-        self.atomically(async move { logic.told(told).await })
+        self.atomically(async move {
+            let span = logic.span(told.attempt, told.request_id.as_deref(), Some(&told.event_id));
+            logic.told(told).instrument(span).await
+        })
     }
 }
 
@@ -238,6 +246,7 @@ mod tests {
                 fence: 1,
                 attempt: 1,
                 payment_method: None,
+                request_id: None,
                 quantity: 1,
                 amount: charge.amount,
             };

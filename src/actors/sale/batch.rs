@@ -149,6 +149,7 @@ mod tests {
             digest,
             quantity,
             payment_method: None,
+            request_id: None,
         }
     }
 

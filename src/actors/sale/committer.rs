@@ -232,6 +232,7 @@ mod tests {
             quantity: 1,
             amount_minor: 1,
             payment_method: None,
+            request_id: None,
         };
         SaleBatch {
             sale,

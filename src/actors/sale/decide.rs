@@ -296,6 +296,7 @@ impl Decider {
                     .unit_price_minor
                     .saturating_mul(entry.purchase.quantity.into()),
                 payment_method: entry.purchase.payment_method.clone(),
+                request_id: entry.purchase.request_id.clone(),
             })
             .collect();
         let orders: Arc<Vec<NewOrder>> = Arc::new(orders);

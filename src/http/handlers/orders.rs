@@ -8,7 +8,8 @@ use serde::Deserialize;
 
 use super::Answer;
 use crate::domain::{
-    IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, Purchase, RefundAsk, RefundReason, SaleId,
+    IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, Purchase, RefundAsk, RefundReason, RequestId,
+    SaleId,
 };
 use crate::http::door::{Call, Lost};
 use crate::http::form::Form;
@@ -90,6 +91,7 @@ async fn read<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Result<Purcha
         digest,
         quantity,
         payment_method,
+        request_id: Some(RequestId::new(call.request_id())),
     })
 }
 
