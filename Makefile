@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint deps dashboards-check bench profile
+.PHONY: help demo test crash-points lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -18,6 +18,9 @@ demo: ## A flash sale of 900 units for 900 buyers, on private servers, with its 
 test: deps ## Every test and every stress scenario, against real servers
 	$(CARGO) test --workspace --locked --no-fail-fast
 	@scripts/stress-all.sh
+
+crash-points: deps ## The recovery suite: the engine dies at each boundary between two effects, and another takes over (5 minutes)
+	$(CARGO) test --locked --features test-switches --test crash_points
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check

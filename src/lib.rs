@@ -4,6 +4,7 @@
 pub mod actors;
 pub mod app;
 pub mod config;
+pub mod crash;
 pub mod demo;
 pub mod domain;
 pub mod gate;

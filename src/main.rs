@@ -132,6 +132,8 @@ impl Configured {
 }
 
 fn main() -> ExitCode {
+    #[cfg(feature = "test-switches")]
+    let _armed = fluxbuy::crash::armed();
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

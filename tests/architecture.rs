@@ -3,19 +3,30 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fluxbuy::crash::Point;
+
 /// Each part of `src/`, and which others it may name.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("config", &[]),
     ("metrics", &["domain"]),
     ("sockets", &[]),
+    ("crash", &[]),
     ("signature", &[]),
     ("gate", &["domain"]),
     ("provider", &["domain", "metrics", "signature"]),
-    ("store", &["domain", "config", "metrics", "provider"]),
+    ("store", &["domain", "config", "crash", "metrics", "provider"]),
     (
         "actors",
-        &["domain", "metrics", "gate", "provider", "signature", "store"],
+        &[
+            "domain",
+            "crash",
+            "metrics",
+            "gate",
+            "provider",
+            "signature",
+            "store",
+        ],
     ),
     ("http", &["domain", "config", "metrics", "actors"]),
     ("mock_provider", &["signature", "sockets"]),
@@ -135,5 +146,30 @@ fn every_case_and_invariant_of_the_documents_names_a_test_that_exists() {
             );
         }
         assert!(names > 10, "{document} names only {names} tests");
+    }
+}
+
+#[test]
+fn every_boundary_of_the_documents_has_its_crash_point_and_every_point_its_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/invariants.md")).unwrap();
+    let (_, listed) = page
+        .split_once("## Boundaries")
+        .expect("the boundaries are listed");
+    let listed: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .collect();
+    let known: Vec<&str> = Point::ALL.into_iter().map(Point::name).collect();
+    assert_eq!(listed, known);
+    let src = root.join("src");
+    let code: String = rust_files(&src)
+        .iter()
+        .filter(|file| !file.ends_with("crash.rs"))
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    for point in Point::ALL {
+        let place = format!("crash::at(Point::{point:?})");
+        assert!(code.contains(&place), "nothing is at {}", point.name());
     }
 }

@@ -9,6 +9,7 @@ use futures_util::stream;
 use tokio::sync::Notify;
 
 use super::refunds::Refunds;
+use crate::crash::{self, Point};
 use crate::metrics::{self, LateRefund};
 use crate::provider::{Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
 use crate::store::{self, PaidRefund, Store, Task, TaskKind};
@@ -109,27 +110,29 @@ impl TaskWorker {
 
     async fn refund(&self, task: &Task) -> Result<End, store::Error> {
         let refund = Reference::of_refund(task.order, task.attempt, task.refund);
-        Ok(
-            match self.provider.refund(&task.charge, &refund, task.amount).await {
-                RefundOutcome::Refunded => {
-                    let paid = PaidRefund {
-                        order: task.order,
-                        sale: task.sale,
-                        attempt: task.attempt,
-                        number: task.refund,
-                        provider_event: None,
-                    };
-                    self.refunds.paid(paid).await?;
-                    End::Done
-                }
-                RefundOutcome::Refused { code } => End::Never(code),
-                RefundOutcome::Unreachable { what } => End::Later(what),
-            },
-        )
+        let outcome = self.provider.refund(&task.charge, &refund, task.amount).await;
+        crash::at(Point::RefundAnswered);
+        Ok(match outcome {
+            RefundOutcome::Refunded => {
+                let paid = PaidRefund {
+                    order: task.order,
+                    sale: task.sale,
+                    attempt: task.attempt,
+                    number: task.refund,
+                    provider_event: None,
+                };
+                self.refunds.paid(paid).await?;
+                End::Done
+            }
+            RefundOutcome::Refused { code } => End::Never(code),
+            RefundOutcome::Unreachable { what } => End::Later(what),
+        })
     }
 
     async fn resolve(&self, task: &Task) -> Result<End, store::Error> {
-        let unresolved = match self.provider.lookup(&task.charge).await {
+        let found = self.provider.lookup(&task.charge).await;
+        crash::at(Point::ResolveAnswered);
+        let unresolved = match found {
             Lookup::Succeeded => return self.money_came(task).await,
             Lookup::Declined { code } => return self.no_money(task, "DECLINED", Some(&code)).await,
             Lookup::Voided => return self.no_money(task, "VOIDED", None).await,

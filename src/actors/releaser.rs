@@ -8,6 +8,7 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use crate::crash::{self, Point};
 use crate::domain::{OrderId, SaleId};
 use crate::gate::{Gate, Release, Released};
 use crate::metrics::{self, GateOp};
@@ -97,6 +98,7 @@ impl Worker {
                 return;
             }
         };
+        crash::at(Point::ReleaseTold);
         if let Some(freed) = self.freed.get() {
             freed(sale);
         }

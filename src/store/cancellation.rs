@@ -5,6 +5,7 @@ use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
+use crate::crash::{self, Point};
 use crate::domain::{CancellationView, OrderId, OrderStatus, SaleId};
 use crate::metrics::Pool;
 
@@ -49,6 +50,7 @@ impl Store {
             .fetch_one(&mut *tx)
             .await?;
             commit(tx).await?;
+            crash::at(Point::SaleCancelled);
             Ok(Some(epoch))
         })
         .await

@@ -14,6 +14,7 @@ use sqlx::{Connection, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Error, NewOrder, Store, commit, timestamp};
+use crate::crash::{self, Point};
 use crate::domain::{SaleId, Stock};
 use crate::metrics::Pool;
 
@@ -70,7 +71,9 @@ impl Store {
             let Some(stocks) = take_units(&mut tx, batches).await? else {
                 return Ok(None);
             };
+            crash::at(Point::ReserveBeforeCommit);
             commit(tx).await?;
+            crash::at(Point::ReserveCommitted);
             Ok(Some(GroupPlaced { created_at, stocks }))
         })
         .await

@@ -8,6 +8,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, Row};
 
 use super::{Error, Store, commit};
+use crate::crash::{self, Point};
 use crate::domain::{
     ChargeName, Found, Money, News, OrderId, OrderStatus, PaymentStatus, ProviderEvent, SaleId,
 };
@@ -242,7 +243,9 @@ impl Store {
             .bind(deliveries.iter().map(|d| d.received.elapsed().as_micros() as i64).collect::<Vec<_>>())
             .execute(&mut *tx)
             .await?;
+            crash::at(Point::InboxBeforeCommit);
             commit(tx).await?;
+            crash::at(Point::InboxCommitted);
 
             // Of several deliveries in this batch the first one brought the event.
             let mut new: HashSet<_> = new.into_iter().collect();

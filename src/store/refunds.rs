@@ -5,6 +5,7 @@ use sqlx::{Connection, Postgres, Row, Transaction};
 use super::tasks::{TaskKind, delete_task};
 use super::transition::{Change, Outcome, apply_in};
 use super::{Error, Store, commit};
+use crate::crash::{self, Point};
 use crate::domain::{Event, OrderId, OrderStatus, RefundAsk, RefundRefusal, RefundView, SaleId};
 use crate::metrics::{By, Pool};
 
@@ -98,6 +99,7 @@ impl Store {
             }
             let number = write(&mut tx, order, sale, attempt, ask, amount_minor).await?;
             commit(tx).await?;
+            crash::at(Point::RefundPromised);
             Ok(Ok(RefundView {
                 order,
                 number,
@@ -165,6 +167,7 @@ impl Store {
                 result = finish(&mut tx, order, sale, attempt).await?;
             }
             commit(tx).await?;
+            crash::at(Point::RefundNoted);
             Ok(result)
         })
         .await

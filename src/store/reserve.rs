@@ -7,6 +7,7 @@ use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit, timestamp};
+use crate::crash::{self, Point};
 use crate::domain::{
     Buyer, IdempotencyDigest, OrderId, OrderStatus, PaymentMethod, RequestId, SaleId, Stock,
 };
@@ -481,7 +482,9 @@ impl Store {
                 Err(error) if error.violates("inventory_available_in_range") => return Ok(Try::Short),
                 Err(error) => return Err(error),
             };
+            crash::at(Point::ReserveBeforeCommit);
             commit(tx).await?;
+            crash::at(Point::ReserveCommitted);
             Ok(Try::Committed {
                 placed,
                 stock: Some(stock),
@@ -568,6 +571,7 @@ impl Store {
                     .fetch_all(&mut *tx)
                     .await?;
             commit(tx).await?;
+            crash::at(Point::RejectCommitted);
             Ok(occupied
                 .into_iter()
                 .filter(|(_, status)| status == OrderStatus::Rejected.as_sql())

@@ -6,6 +6,7 @@ use sqlx::{Connection, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use super::{Error, Store, commit};
+use crate::crash::{self, Point};
 use crate::domain::{
     Effect, Event, FailureReason, Money, OrderId, OrderStatus, PaymentMethod, PaymentStatus, RequestId,
     SaleId, Transition, transition,
@@ -116,7 +117,14 @@ impl Store {
         self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let written = apply_in(&mut tx, changes).await?;
+            let settles = changes.iter().any(|change| change.event != Event::Claim);
+            if settles {
+                crash::at(Point::SettleBeforeCommit);
+            }
             commit(tx).await?;
+            if settles {
+                crash::at(Point::SettleCommitted);
+            }
             Ok(written)
         })
         .await

@@ -315,3 +315,30 @@ async fn the_book_is_read_page_by_page() {
     assert_eq!(book.len(), 205);
     assert!(book.iter().all(|entry| entry.captured_minor == 0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stripe_is_reached_over_tls_and_a_stranger_is_told_nothing() {
+    let stripe = Stripe::start_with_tls().await;
+    let bed = stripe.bed(Setup::default()).await;
+    let sale = bed.sale(1).await;
+    let order = order(&bed, &sale, "ann", VISA).await;
+    bed.wait_for_status(&order, "ann", "paid").await;
+    assert_eq!(stripe.states(&order).await, ["succeeded"]);
+
+    // The same address, with a certificate that nobody vouches for: nothing is sent, and the order stays unharmed.
+    let other = Stripe::start_with_tls().await;
+    let mut bed = stripe.bed(Setup::default().cutoff_ms(1500)).await;
+    bed.set("provider.url", &other.url);
+    bed.engines.remove(0).kill().await;
+    bed.start_engine().await;
+    let sale = bed.sale(1).await;
+    let url = format!("{}/v1/sales/{sale}/orders", bed.engines[0].url);
+    let headers = [("x-buyer-id", "bob"), ("idempotency-key", "k")];
+    let body = json!({"quantity": 1, "payment_method": VISA});
+    let reply = bed.client.post(&url, &headers, &body).await;
+    let order = reply.json()["id"].as_str().unwrap().to_owned();
+    let failed = bed.wait_for_status(&order, "bob", "failed").await;
+    assert_eq!(failed["failure_reason"], "provider_unavailable");
+    assert_eq!(other.done("open") + other.done("look"), 0);
+    assert_eq!(bed.stock(&sale).await, (1, 0, 0));
+}

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::Limits;
 use crate::actors::order::{Heard, Orders, Told};
+use crate::crash::{self, Point};
 use crate::domain::{News, Projection, project};
 use crate::metrics;
 use crate::store::{DueEvent, EventEnd, Handled, Store};
@@ -58,6 +59,7 @@ impl Projector {
             .buffer_unordered(EVENTS)
             .collect()
             .await;
+        crash::at(Point::EventApplied);
         if let Err(error) = self.store.events_handled(&handled).await {
             // Their loan runs out, and they are taken again: applied twice is applied once.
             tracing::warn!(%error, events = taken, "applied events could not be noted");

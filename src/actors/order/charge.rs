@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::actors::breaker::Breaker;
+use crate::crash::{self, Point};
 use crate::provider::{CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider};
 
 /// How a claim's charge ended, or the capture after it.
@@ -109,7 +110,9 @@ pub async fn charge(
             Step::End(end) => return end,
             Step::Send if !breaker.allows(Instant::now()) => Step::Send,
             Step::Send => {
+                crash::at(Point::ChargeBeforeSend);
                 let outcome = provider.charge(charge).await;
+                crash::at(Point::ChargeAnswered);
                 breaker.record(
                     Instant::now(),
                     matches!(
@@ -183,7 +186,10 @@ pub async fn open(
 pub async fn capture(provider: &dyn PaymentProvider, charge: &Charge, deadline: Instant) -> ChargeEnd {
     let mut pause = FIRST_PAUSE;
     loop {
-        let CaptureOutcome::Unknown { what } = provider.capture(charge).await else {
+        crash::at(Point::CaptureBeforeSend);
+        let outcome = provider.capture(charge).await;
+        crash::at(Point::CaptureAnswered);
+        let CaptureOutcome::Unknown { what } = outcome else {
             return ChargeEnd::Succeeded;
         };
         tracing::warn!(reference = charge.reference.as_str(), %what, "a capture is in doubt");

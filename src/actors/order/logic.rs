@@ -12,6 +12,7 @@ use crate::actors::breaker::{Breaker, Breakers};
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
+use crate::crash::{self, Point};
 use crate::domain::{Effect, Event, OrderId, OrderStatus, Projection, RequestId, SaleId, transition};
 use crate::metrics::{self, By, LateRefund};
 use crate::provider::{Charge, Lookup, PaymentProvider, Reference, VoidOutcome};
@@ -96,7 +97,10 @@ impl Logic {
             .apply(self.change(Event::Claim, OrderStatus::Pending, None, By::Payment))
             .await
         {
-            Ok(Outcome::Applied(claimed)) => Some(claimed),
+            Ok(Outcome::Applied(claimed)) => {
+                crash::at(Point::Claimed);
+                Some(claimed)
+            }
             Ok(Outcome::Stale { .. }) => None,
             Ok(Outcome::NotFound) => {
                 tracing::error!(order_id = %self.order, "an order that was to be charged doesn't exist");
@@ -401,7 +405,10 @@ impl Logic {
     async fn sweep_claimed(&self, stuck: StuckOrder) -> Swept {
         let take_over = self.change(Event::TakeOver, stuck.status, Some(stuck.fence), By::Sweeper);
         let claim = match self.parts.writer.apply(take_over).await {
-            Ok(Outcome::Applied(claim)) => claim,
+            Ok(Outcome::Applied(claim)) => {
+                crash::at(Point::TakenOver);
+                claim
+            }
             Ok(_) => return Swept::Lost,
             Err(_) => return Swept::Failed,
         };

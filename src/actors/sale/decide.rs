@@ -22,6 +22,7 @@ use super::batch::Entry;
 use super::committer::Committer;
 use crate::actors::breaker::Breaker;
 use crate::actors::payment_supervisor::Supervisor;
+use crate::crash::{self, Point};
 use crate::domain::{Accepted, IdempotencyDigest, Money, OrderId, OrderStatus, Refusal, Sale};
 use crate::gate::{self, Gate, LoadedOrder, Release, Reservation, SaleFacts, Verdict};
 use crate::metrics::{self, By, GateOp, RebuildReason, What};
@@ -196,6 +197,9 @@ impl Decider {
         metrics::gate_seconds(GateOp::Reserve, started.elapsed());
         self.parts.gate_breaker.record(Instant::now(), result.is_ok());
         metrics::gate_degraded(result.is_err());
+        if result.is_ok() {
+            crash::at(Point::ReserveAdmitted);
+        }
         result
     }
 
@@ -541,6 +545,7 @@ impl Decider {
             .raise_epoch(sale)
             .await?
             .ok_or(RebuildError::NoSuchSale)?;
+        crash::at(Point::EpochRaised);
         let orders: Vec<LoadedOrder> = snapshot
             .orders
             .into_iter()
@@ -573,6 +578,7 @@ impl Decider {
         metrics::gate_seconds(GateOp::Rebuild, started.elapsed());
         self.parts.gate_breaker.record(Instant::now(), result.is_ok());
         if result? {
+            crash::at(Point::GateLoaded);
             metrics::gate_rebuilt(reason);
             tracing::info!(sale_id = %sale, epoch, orders = orders.len(), available = facts.available, ?reason, "loaded a sale into the gate");
         }

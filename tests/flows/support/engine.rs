@@ -14,7 +14,7 @@ use super::{PATIENCE, fluxbuy};
 
 pub struct Engine {
     pub url: String,
-    child: Child,
+    pub child: Child,
     log: NamedTempFile,
 }
 

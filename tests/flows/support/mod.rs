@@ -89,7 +89,8 @@ pub struct Bed {
     pub db: PgPool,
     pub provider_url: String,
     pub client: Client,
-    settings: Vec<(String, String)>,
+    /// The environment of the engines that are started from now on.
+    pub settings: Vec<(String, String)>,
     /// Between the engines and Postgres, where it was asked for.
     pub link: Option<Link>,
     _pooler: Option<Pooler>,
@@ -156,6 +157,12 @@ impl Setup {
     #[allow(clippy::needless_pass_by_value)]
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((variable(name), value.to_string()));
+        self
+    }
+
+    /// A variable of the engine's environment that is no setting.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 

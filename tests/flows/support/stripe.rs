@@ -1,6 +1,7 @@
 //! Stripe for a test: localstripe behind a front that takes idempotency keys as Stripe does, and fails when it is told to.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -13,8 +14,12 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, BufReader};
 use tokio::process::{Child, Command};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 
 use super::http::Client;
 use super::{Bed, PATIENCE, Setup};
@@ -43,6 +48,8 @@ pub struct Stripe {
     direct: String,
     client: Client,
     state: Arc<Mutex<State>>,
+    /// Whom the engine has to believe, where the front speaks TLS.
+    certificate: Option<NamedTempFile>,
     /// Ends with its standard input.
     _server: Child,
 }
@@ -56,8 +63,30 @@ struct State {
     done: HashMap<&'static str, u32>,
 }
 
+/// A certificate for `localhost` of our own making, and the server's side of it.
+fn certificate() -> (NamedTempFile, TlsAcceptor) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(made.cert.pem().as_bytes()).unwrap();
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    (file, TlsAcceptor::from(Arc::new(config)))
+}
+
 impl Stripe {
     pub async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// Over TLS, as Stripe itself is reached.
+    pub async fn start_with_tls() -> Self {
+        Self::start_with(Some(certificate())).await
+    }
+
+    async fn start_with(tls: Option<(NamedTempFile, TlsAcceptor)>) -> Self {
         let python = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../localstripe/bin/python");
         assert!(python.exists(), "localstripe isn't installed: make deps");
         let mut server = Command::new(python)
@@ -82,7 +111,15 @@ impl Stripe {
             done: HashMap::new(),
         }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let here = listener.local_addr().unwrap();
+        let (url, certificate, acceptor) = match tls {
+            Some((certificate, acceptor)) => (
+                format!("https://localhost:{}", here.port()),
+                Some(certificate),
+                Some(acceptor),
+            ),
+            None => (format!("http://{here}"), None, None),
+        };
         let front = Front {
             direct: direct.clone(),
             state: state.clone(),
@@ -91,13 +128,16 @@ impl Stripe {
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let front = front.clone();
+                let (front, acceptor) = (front.clone(), acceptor.clone());
                 tokio::spawn(async move {
-                    let service = service_fn(|request| front.pass(request));
-                    http1::Builder::new()
-                        .serve_connection(TokioIo::new(stream), service)
-                        .await
-                        .ok();
+                    match acceptor {
+                        None => front.serve(stream).await,
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                front.serve(stream).await;
+                            }
+                        }
+                    }
                 });
             }
         });
@@ -106,6 +146,7 @@ impl Stripe {
             direct,
             client: Client::default(),
             state,
+            certificate,
             _server: server,
         }
     }
@@ -118,6 +159,12 @@ impl Stripe {
             .set("provider.secret_key", SECRET_KEY)
             .set("webhooks.scheme", "stripe")
             .set("webhooks.secrets", WEBHOOK_SECRET)
+            .environment(
+                "SSL_CERT_FILE",
+                self.certificate
+                    .as_ref()
+                    .map_or("/nowhere", |file| file.path().to_str().unwrap()),
+            )
             .start()
             .await;
         let hook = json!({"url": format!("{}/v1/webhooks/stripe", bed.url()), "secret": WEBHOOK_SECRET});
@@ -213,6 +260,14 @@ fn what(method: &Method, path: &str) -> &'static str {
 }
 
 impl Front {
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let service = service_fn(|request| self.pass(request));
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await
+            .ok();
+    }
+
     async fn pass(&self, request: Request<Incoming>) -> std::io::Result<Response<Full<Bytes>>> {
         let cut = || Err(std::io::Error::other("cut off"));
         let (parts, body) = request.into_parts();
