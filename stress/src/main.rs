@@ -5,6 +5,7 @@
 
 mod audit;
 mod bench;
+mod faults;
 mod load;
 mod progress;
 mod report;
@@ -20,7 +21,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use report::{Report, Verdict};
-use scenarios::{Run, Scenario};
+use scenarios::{Run, Scenario, Size};
 use world::{Place, Programs, external};
 
 /// Fires crowds of buyers at a fluxbuy engine and audits what is left. The last line on stdout is `audit: ok` or
@@ -78,19 +79,6 @@ enum Command {
     /// A server that the benchmark holds the engine against.
     #[command(hide = true)]
     Rival(bench::RivalArgs),
-}
-
-#[derive(Clone, Copy, clap::Args)]
-struct Size {
-    /// Buyers; each scenario has its own default.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    buyers: Option<u32>,
-    /// Units on sale; each scenario has its own default.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    units: Option<u32>,
-    /// The times of the original instead of the scaled ones.
-    #[arg(long)]
-    full: bool,
 }
 
 #[derive(clap::Args)]
@@ -179,7 +167,7 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
 }
 
 async fn one(scenario: Scenario, size: Size, seed: u64, place: &Place) -> anyhow::Result<Report> {
-    let run = Run::new(scenario, size.buyers, size.units, seed, size.full);
+    let run = Run::new(scenario, &size, seed);
     let report = run
         .play(place)
         .await

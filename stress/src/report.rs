@@ -39,6 +39,12 @@ pub struct Report {
     pub stock: Stock,
     /// The provider's side.
     pub provider: Provider,
+    /// Faults that have struck, by kind.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub faults: BTreeMap<&'static str, u64>,
+    /// The longest time from the end of a fault to the first answer that decided a purchase made after it, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers_again_ms: Option<f64>,
     /// What is wrong.
     pub violations: Vec<Violation>,
     /// The check that this run is there to make fail.
@@ -319,6 +325,13 @@ impl Display for Report {
                 ("orphan charges", orphan_charges),
             ]),
         ]);
+        if !self.faults.is_empty() {
+            let faults: Vec<_> = self.faults.iter().map(|(name, times)| (*name, *times)).collect();
+            table.add_row(["faults", &counts(&faults)]);
+        }
+        if let Some(after) = self.answers_again_ms {
+            table.add_row(["decides again", &format!("at most {} ms after a fault", ms(after))]);
+        }
         write!(f, "{table}")?;
         for violation in &self.violations {
             write!(f, "\n{violation}")?;
@@ -448,6 +461,8 @@ mod tests {
             claims_lost: ClaimsLost::default(),
             stock: Stock::default(),
             provider: Provider::default(),
+            faults: BTreeMap::new(),
+            answers_again_ms: None,
             violations: checks
                 .iter()
                 .map(|check| Violation {

@@ -21,7 +21,7 @@ use crate::load::Record;
 pub use facts::{ChargeStatus, Facts, Order, Status};
 pub use findings::{Findings, Violation};
 pub use race::Race;
-pub use read::{read, read_many};
+pub use read::{gate_available, read, read_many};
 
 /// What was put on sale, as the harness listed it.
 #[derive(Debug, Clone)]

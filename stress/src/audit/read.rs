@@ -28,19 +28,26 @@ pub async fn read(world: &World, sale: Uuid) -> anyhow::Result<Facts> {
 /// When somebody can't be asked, or says something unheard of.
 pub async fn read_many(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
     let mut facts = rows(world, sales).await.context("the rows could not be read")?;
-    let mut gate = redis::pipe();
-    for sale in sales {
-        gate.cmd("HGET").arg(World::gate_key(*sale)).arg("available");
-    }
-    let available: Vec<Option<i64>> = gate
-        .query_async(&mut world.redis())
-        .await
-        .context("the gate's state could not be read")?;
+    let available = gate_available(world, sales).await?;
     for (facts, available) in facts.iter_mut().zip(available) {
         facts.gate_available = available;
     }
     book(world, &mut facts).await?;
     Ok(facts)
+}
+
+/// What the gate would still sell of each; `None` where it knows nothing of a sale.
+///
+/// # Errors
+/// When it can't be asked.
+pub async fn gate_available(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Option<i64>>> {
+    let mut gate = redis::pipe();
+    for sale in sales {
+        gate.cmd("HGET").arg(World::gate_key(*sale)).arg("available");
+    }
+    gate.query_async(&mut world.redis().await?)
+        .await
+        .context("the gate's state could not be read")
 }
 
 /// Facts of several sales, found by the sale.

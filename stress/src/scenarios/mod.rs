@@ -9,6 +9,7 @@ mod race;
 mod refund_race;
 mod replay;
 mod stage;
+mod storm;
 mod twins_unguarded;
 mod two_step;
 mod watch;
@@ -19,6 +20,7 @@ use anyhow::ensure;
 use clap::ValueEnum;
 
 use stage::Stage;
+use storm::Storm;
 
 use crate::report::Report;
 use crate::world::{Place, World};
@@ -52,11 +54,47 @@ pub enum Scenario {
     RefundRace,
     /// A sale that is called off in the middle.
     CancelSale,
+    /// The engine is killed again and again.
+    KillEngine,
+    /// An engine sleeps through its claims.
+    PauseEngine,
+    /// Postgres dies.
+    KillPostgres,
+    /// Postgres is restarted.
+    RestartPostgres,
+    /// Redis dies.
+    KillRedis,
+    /// Redis is emptied.
+    FlushRedis,
+    /// Redis comes back from an older snapshot.
+    StaleRedis,
+    /// Redis forgets its scripts.
+    ScriptFlush,
+    /// Links to Postgres are slow, silent or cut, also at COMMIT.
+    SlowPostgres,
+    /// Links to Redis are slow, silent or cut.
+    SlowRedis,
+    /// The provider is away, in doubt or too busy.
+    ProviderDown,
+    /// The engine's clock jumps.
+    ClockJump,
+    /// Postgres' disk is full.
+    DiskFull,
+    /// The engine runs out of files.
+    FdLimit,
+    /// Clients that dribble, and clients that never stop.
+    SlowClients,
+    /// Two engines, and every fault.
+    TwoEngines,
+    /// Three engines, and every fault.
+    ThreeEngines,
+    /// A random mix of all faults, for --minutes N.
+    Chaos,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 30] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -69,6 +107,24 @@ impl Scenario {
         Self::TwoStep,
         Self::RefundRace,
         Self::CancelSale,
+        Self::KillEngine,
+        Self::PauseEngine,
+        Self::KillPostgres,
+        Self::RestartPostgres,
+        Self::KillRedis,
+        Self::FlushRedis,
+        Self::StaleRedis,
+        Self::ScriptFlush,
+        Self::SlowPostgres,
+        Self::SlowRedis,
+        Self::ProviderDown,
+        Self::ClockJump,
+        Self::DiskFull,
+        Self::FdLimit,
+        Self::SlowClients,
+        Self::TwoEngines,
+        Self::ThreeEngines,
+        Self::Chaos,
     ];
 
     /// Its name on the command line.
@@ -86,6 +142,24 @@ impl Scenario {
             Self::TwoStep => "two-step",
             Self::RefundRace => "refund-race",
             Self::CancelSale => "cancel-sale",
+            Self::KillEngine => "kill-engine",
+            Self::PauseEngine => "pause-engine",
+            Self::KillPostgres => "kill-postgres",
+            Self::RestartPostgres => "restart-postgres",
+            Self::KillRedis => "kill-redis",
+            Self::FlushRedis => "flush-redis",
+            Self::StaleRedis => "stale-redis",
+            Self::ScriptFlush => "script-flush",
+            Self::SlowPostgres => "slow-postgres",
+            Self::SlowRedis => "slow-redis",
+            Self::ProviderDown => "provider-down",
+            Self::ClockJump => "clock-jump",
+            Self::DiskFull => "disk-full",
+            Self::FdLimit => "fd-limit",
+            Self::SlowClients => "slow-clients",
+            Self::TwoEngines => "two-engines",
+            Self::ThreeEngines => "three-engines",
+            Self::Chaos => "chaos",
         }
     }
 
@@ -104,6 +178,7 @@ impl Scenario {
             Self::TwoStep => two_step::ABOUT,
             Self::RefundRace => refund_race::ABOUT,
             Self::CancelSale => cancel_sale::ABOUT,
+            _ => Storm::of(self).map_or("", |storm| storm.about),
         }
     }
 
@@ -123,8 +198,27 @@ impl Scenario {
             Self::WebhookStorm => (600, 600),
             Self::CancelSale => (600, 1_500),
             Self::TwinsUnguarded | Self::InDoubt | Self::TwoStep => (300, 300),
+            // Buyers come as long as things go wrong.
+            _ => (0, 6_000),
         }
     }
+}
+
+/// How large a run is; what isn't given is the scenario's own.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Size {
+    /// Buyers; each scenario has its own default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub buyers: Option<u32>,
+    /// Units on sale; each scenario has its own default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub units: Option<u32>,
+    /// The times of the original instead of the scaled ones.
+    #[arg(long)]
+    pub full: bool,
+    /// How long `chaos`, `two-engines` and `three-engines` last.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub minutes: Option<u32>,
 }
 
 /// A run of a scenario.
@@ -140,18 +234,21 @@ pub struct Run {
     pub seed: u64,
     /// The original's times instead of the scaled ones.
     pub full: bool,
+    /// How long a scenario lasts that lasts as long as one wants.
+    pub minutes: Option<u32>,
 }
 
 impl Run {
     /// A run, of the scenario's own size where none is given.
-    pub fn new(scenario: Scenario, buyers: Option<u32>, units: Option<u32>, seed: u64, full: bool) -> Self {
+    pub fn new(scenario: Scenario, size: &Size, seed: u64) -> Self {
         let (own_buyers, own_units) = scenario.size();
         Self {
             scenario,
-            buyers: buyers.unwrap_or(own_buyers),
-            units: units.unwrap_or(own_units),
+            buyers: size.buyers.unwrap_or(own_buyers),
+            units: size.units.unwrap_or(own_units * size.minutes.unwrap_or(1)),
             seed,
-            full,
+            full: size.full,
+            minutes: size.minutes,
         }
     }
 
@@ -178,6 +275,7 @@ impl Run {
             Scenario::TwoStep => two_step::needs(self),
             Scenario::RefundRace => refund_race::needs(),
             Scenario::CancelSale => cancel_sale::needs(),
+            _ => storm::needs(self)?,
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
         let world = World::open(place, &needs, &label, self.seed).await?;
@@ -206,6 +304,7 @@ impl Run {
             Scenario::TwoStep => two_step::play(self, world).await,
             Scenario::RefundRace => refund_race::play(self, world).await,
             Scenario::CancelSale => cancel_sale::play(self, world).await,
+            _ => storm::play(self, world).await,
         }
     }
 }
@@ -224,7 +323,11 @@ mod tests {
 
     #[test]
     fn a_given_size_goes_before_the_scenarios_own() {
-        let run = Run::new(Scenario::Flood, Some(3), None, 7, false);
+        let size = Size {
+            buyers: Some(3),
+            ..Size::default()
+        };
+        let run = Run::new(Scenario::Flood, &size, 7);
         assert_eq!((run.buyers, run.units, run.seed), (3, 900, 7));
     }
 }
