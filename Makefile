@@ -40,6 +40,6 @@ dashboards-check: ## Prometheus' configuration, the alert rules and their tests
 	@scripts/install-services.sh prometheus
 	@scripts/check-dashboards.sh
 
-deps: ## Install PostgreSQL, Redis, Prometheus, PgBouncer and Python where they are missing, and a stand-in for Stripe below target/
-	@scripts/install-services.sh postgres redis prometheus python pgbouncer
+deps: ## Install PostgreSQL, Redis, Prometheus, PgBouncer, libfaketime and Python where they are missing, and a stand-in for Stripe below target/
+	@scripts/install-services.sh postgres redis prometheus python pgbouncer faketime
 	@scripts/install-localstripe.sh

@@ -47,8 +47,10 @@ const WAIT_FOR_POSTGRES: Duration = Duration::from_secs(30);
 const STORE_FAILURES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 const GATE_PAUSE: Duration = Duration::from_millis(500);
-/// Open files besides connections of buyers and charges.
-const SPARE_FILES: u64 = 256;
+/// Open files besides connections of buyers, charges, and Postgres: Redis, logs, the runtime's own, connections that are just closing.
+const SPARE_FILES: u64 = 48;
+/// Connections of buyers, or charges, below which an engine isn't worth starting.
+const FEWEST: usize = 16;
 
 /// Runs the engine until SIGTERM or SIGINT, then drains it.
 ///
@@ -65,6 +67,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let runtime = shared.handle().clone();
     let exporter = metrics::install();
+    let config = within_open_files(config)?;
     let store = Store::new(&config.postgres)?;
     wait_for_postgres(&store).await?;
     let gate = Gate::new(&gate::Settings {
@@ -86,15 +89,6 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
         gate,
         provider,
     };
-    let needed = config.http.max_connections as u64 + config.payment.max_in_flight as u64 + SPARE_FILES;
-    let allowed = sockets::allow_open_files(needed)?;
-    if allowed < needed {
-        tracing::warn!(
-            allowed,
-            needed,
-            "the system allows fewer open files than http.max_connections and payment.max_in_flight may need"
-        );
-    }
     let listener = sockets::listen(config.http.listen)
         .with_context(|| format!("http.listen: {} can't be listened on", config.http.listen))?;
     let address = listener.local_addr()?;
@@ -126,6 +120,44 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     tracing::info!(?report, "the front door is closed");
     engine.drain(config.http.drain_timeout()).await;
     Ok(())
+}
+
+/// The settings, with no more connections and charges than the system allows open files for: an engine that runs out of them takes no
+/// connections at all, and sends no charges.
+///
+/// # Errors
+/// When hardly any would be left.
+fn within_open_files(mut config: Config) -> anyhow::Result<Config> {
+    let (connections, charges) = (config.http.max_connections, config.payment.max_in_flight);
+    let postgres = &config.postgres;
+    let others = u64::from(postgres.reserve_connections)
+        + u64::from(postgres.settle_connections)
+        + u64::from(postgres.read_connections)
+        + SPARE_FILES;
+    let wanted = (connections + charges) as u64;
+    let allowed = sockets::allow_open_files(wanted + others)?;
+    let left = allowed.saturating_sub(others);
+    if left >= wanted {
+        return Ok(config);
+    }
+    let share = |of: usize| (of as u64 * left / wanted) as usize;
+    config.http.max_connections = share(connections).max(FEWEST);
+    config.payment.max_in_flight = share(charges).max(FEWEST);
+    let fitting = (config.http.max_connections + config.payment.max_in_flight) as u64;
+    if fitting > left {
+        bail!(
+            "the system allows {allowed} open files, and an engine needs {} at least: raise the limit (ulimit -n)",
+            others + 2 * FEWEST as u64
+        );
+    }
+    tracing::warn!(
+        allowed,
+        needed = wanted + others,
+        max_connections = config.http.max_connections,
+        max_in_flight = config.payment.max_in_flight,
+        "the system allows fewer open files than http.max_connections and payment.max_in_flight need: both are lowered"
+    );
+    Ok(config)
 }
 
 /// The client of the payment provider that is configured.

@@ -140,6 +140,8 @@ metrics! {
         "Actors that were rebuilt from Postgres after a panic (actors)";
     CONNECTIONS = Gauge "fluxbuy_connections" []
         "Open connections of clients (connections)";
+    CONNECTIONS_CLOSED_FOR_ROOM = Counter "fluxbuy_connections_closed_for_room_total" []
+        "Connections without a request that were closed because all places were taken (connections)";
     BUILD_INFO = Gauge "fluxbuy_build_info" ["version"]
         "1, with what runs as labels";
 }
@@ -214,6 +216,11 @@ pub fn charges_in_flight() -> &'static Gauge {
 /// Open connections of clients. Use it with [`Counted`].
 pub fn connections() -> &'static Gauge {
     &registry().connections
+}
+
+/// A connection without a request was closed, to make room for another one.
+pub fn connection_closed_for_room() {
+    registry().connections_closed_for_room.increment(1);
 }
 
 /// So many orders wait in memory for their charge.

@@ -16,6 +16,7 @@ mod form;
 mod handlers;
 mod problem;
 mod request_id;
+mod room;
 mod route;
 mod settings;
 mod shielded;

@@ -138,6 +138,7 @@ pub(super) struct Registry {
     pub(super) postgres_breaker_open: Gauge,
     pub(super) actor_restarts: Family<Counter>,
     pub(super) connections: Gauge,
+    pub(super) connections_closed_for_room: Counter,
 }
 
 /// A label's value when there is no order.
@@ -221,6 +222,7 @@ impl Registry {
             postgres_breaker_open: make.gauge(super::POSTGRES_BREAKER_OPEN, &[]),
             actor_restarts: Family::new(|actor: Actor| make.counter(super::ACTOR_RESTARTS, &[actor.text()])),
             connections: make.gauge(super::CONNECTIONS, &[]),
+            connections_closed_for_room: make.counter(super::CONNECTIONS_CLOSED_FOR_ROOM, &[]),
             process,
             handle: recorder.handle(),
             recorder,

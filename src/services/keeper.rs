@@ -155,7 +155,9 @@ impl Servers {
 
     async fn stop(&mut self) {
         let ends = [
-            self.redis.as_mut().map(|redis| (&mut redis.child, Signal::SIGTERM)),
+            self.redis
+                .as_mut()
+                .map(|redis| (&mut redis.child, Signal::SIGTERM)),
             self.provider.as_mut().map(|provider| (provider, Signal::SIGTERM)),
             self.postgres
                 .as_mut()

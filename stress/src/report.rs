@@ -330,7 +330,10 @@ impl Display for Report {
             table.add_row(["faults", &counts(&faults)]);
         }
         if let Some(after) = self.answers_again_ms {
-            table.add_row(["decides again", &format!("at most {} ms after a fault", ms(after))]);
+            table.add_row([
+                "decides again",
+                &format!("at most {} ms after a fault", ms(after)),
+            ]);
         }
         write!(f, "{table}")?;
         for violation in &self.violations {

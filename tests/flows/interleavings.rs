@@ -437,8 +437,11 @@ async fn replays_are_answered_once_postgres_is_back() {
     bed.settled(&other).await;
     let link = bed.link.as_ref().unwrap();
     link.cut();
+    let mut told = Vec::new();
     for n in 0..4 {
-        assert_eq!(bed.buy(&other, &format!("b{n}"), "k", 1).await.status, 503);
+        let reply = bed.buy(&other, &format!("b{n}"), "k", 1).await;
+        assert_eq!(reply.status, 503);
+        told.push(reply.problem());
     }
     let postgres = async || {
         let ready = bed.client.get(&format!("{}/readyz", bed.url()), &[]).await;
@@ -450,5 +453,13 @@ async fn replays_are_answered_once_postgres_is_back() {
     for _ in 0..50 {
         let replay = bed.buy(&sold_out, "ann", "k", 1).await;
         assert_eq!(replay.status, 201, "{}", replay.text());
+    }
+    // What was left reserved in the gate is an order only now, and nobody was told of it before.
+    assert!(told.iter().any(|problem| problem == "unavailable"), "{told:?}");
+    for (n, problem) in told.iter().enumerate() {
+        let first = bed.buy(&other, &format!("b{n}"), "k", 1).await;
+        assert_eq!(first.status, 201, "{}", first.text());
+        let replayed = first.headers.contains_key("idempotency-replayed");
+        assert!(!replayed || problem != "unavailable", "{problem}");
     }
 }

@@ -363,7 +363,8 @@ impl Decider {
                         quantity: entry.purchase.quantity,
                         amount,
                         created_at,
-                        replayed: entry.adopted,
+                        // A reservation that an earlier request left behind is an order only now, and its first yes is this one.
+                        replayed: entry.adopted && !fresh,
                     };
                     batch.answer(digest, Ok(accepted));
                 }

@@ -171,7 +171,9 @@ impl Fault {
                 let snapshot = redis_folder(world).await?.join("dump.rdb");
                 fs::remove_file(&snapshot).context("the snapshot could not be removed")?;
             }
-            Self::SlowPostgres => on_link(private, engine, Server::Postgres, Trouble::Slow(short / 4), long).await,
+            Self::SlowPostgres => {
+                on_link(private, engine, Server::Postgres, Trouble::Slow(short / 4), long).await
+            }
             Self::SilentPostgres => on_link(private, engine, Server::Postgres, Trouble::Silent, long).await,
             Self::CutPostgres => on_link(private, engine, Server::Postgres, Trouble::Cut, short).await,
             Self::CutCommits => on_link(private, engine, Server::Postgres, Trouble::CutAtCommit, long).await,
@@ -232,7 +234,9 @@ async fn redis_folder(world: &World) -> anyhow::Result<PathBuf> {
 
 async fn on_link(private: &Private, engine: usize, to: Server, trouble: Trouble, lasts: Duration) {
     // Scenarios that trouble links ask for some.
-    let Some(links) = private.links.get(engine) else { return };
+    let Some(links) = private.links.get(engine) else {
+        return;
+    };
     let link = match to {
         Server::Postgres => &links.postgres,
         Server::Redis => &links.redis,
@@ -249,7 +253,10 @@ async fn provider(world: &World, mode: &str, percent: u8, lasts: Duration) -> an
 }
 
 async fn full_disk(private: &Private, lasts: Duration) -> anyhow::Result<()> {
-    let disk = private.disk.as_ref().context("the services have no disk of their own")?;
+    let disk = private
+        .disk
+        .as_ref()
+        .context("the services have no disk of their own")?;
     disk.fill()?;
     sleep(lasts).await;
     disk.relieve()?;

@@ -31,7 +31,9 @@ pub(super) async fn pester(engine: &Peer, lasts: Duration, rng: &mut ChaCha8Rng)
         let kind = rng.random_range(0..5_u8);
         clients.spawn(async move {
             // An engine that doesn't take them, or closes on them, is in its right.
-            let Ok(stream) = TcpStream::connect(&address).await else { return };
+            let Ok(stream) = TcpStream::connect(&address).await else {
+                return;
+            };
             tokio::select! {
                 _ = behave(kind, stream) => {}
                 () = sleep_until(end) => {}
@@ -40,7 +42,11 @@ pub(super) async fn pester(engine: &Peer, lasts: Duration, rng: &mut ChaCha8Rng)
     }
     sleep(lasts / 2).await;
     let alive = engine.get("/livez").await?;
-    ensure!(alive.status == 200, "GET /livez among slow clients: {}", alive.status);
+    ensure!(
+        alive.status == 200,
+        "GET /livez among slow clients: {}",
+        alive.status
+    );
     while clients.join_next().await.is_some() {}
     Ok(())
 }
@@ -50,7 +56,13 @@ async fn behave(kind: u8, mut stream: TcpStream) -> std::io::Result<()> {
         // Says nothing at all.
         0 => std::future::pending::<()>().await,
         // Dribbles headers.
-        1 => dribble(&mut stream, b"GET /livez HTTP/1.1\r\nHost: shop\r\nX-Patience: 1\r\n").await?,
+        1 => {
+            dribble(
+                &mut stream,
+                b"GET /livez HTTP/1.1\r\nHost: shop\r\nX-Patience: 1\r\n",
+            )
+            .await?
+        }
         // Sends the head at once, and dribbles the body.
         2 => {
             let head = b"POST /v1/sales HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n";

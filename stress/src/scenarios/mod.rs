@@ -23,7 +23,7 @@ use stage::Stage;
 use storm::Storm;
 
 use crate::report::Report;
-use crate::world::{Place, World};
+use crate::world::{Conditions, Place, SmallDisk, World};
 
 pub use stage::UNIT_PRICE_MINOR;
 
@@ -179,6 +179,17 @@ impl Scenario {
             Self::RefundRace => refund_race::ABOUT,
             Self::CancelSale => cancel_sale::ABOUT,
             _ => Storm::of(self).map_or("", |storm| storm.about),
+        }
+    }
+
+    /// Why it can't be staged on this machine, if it can't.
+    pub fn what_is_missing(self) -> Option<&'static str> {
+        match self {
+            Self::DiskFull if !SmallDisk::is_allowed() => Some("a small disk can be mounted only by root"),
+            Self::ClockJump if !Conditions::clocks_can_be_moved() => {
+                Some("libfaketime isn't installed (Debian and Ubuntu: libfaketime)")
+            }
+            _ => None,
         }
     }
 

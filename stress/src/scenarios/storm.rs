@@ -165,9 +165,7 @@ impl Storm {
                 2,
                 CHAOS_LASTS,
             ),
-            Scenario::ThreeEngines => {
-                Self::chaos("The same with three engines.", 3, CHAOS_LASTS)
-            }
+            Scenario::ThreeEngines => Self::chaos("The same with three engines.", 3, CHAOS_LASTS),
             Scenario::Chaos => Self::chaos(
                 "One to three engines by the seed, and a random mix of every fault, two at a time, for --minutes N.",
                 0,
@@ -185,7 +183,14 @@ impl Storm {
             about,
             engines,
             lanes: vec![
-                vec![F::KillEngine, F::PauseEngine, F::SlowClients, F::ProviderDown, F::ProviderDoubtful, F::ProviderBusy],
+                vec![
+                    F::KillEngine,
+                    F::PauseEngine,
+                    F::SlowClients,
+                    F::ProviderDown,
+                    F::ProviderDoubtful,
+                    F::ProviderBusy,
+                ],
                 vec![
                     F::CrashPostgres,
                     F::KillPostgres,
@@ -279,7 +284,9 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         struck = rage(&storm, world, run.seed).await?;
         Ok(())
     };
-    stage.keep_buying(wishes, CLIENTS, PER_BUYER_LIMIT, raging).await?;
+    stage
+        .keep_buying(wishes, CLIENTS, PER_BUYER_LIMIT, raging)
+        .await?;
     ready_again(world).await?;
     stage.settle_with_gate().await?;
     let records = stage.records();
@@ -289,11 +296,16 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let mut report = stage
         .report(|scene, findings| {
             findings.require(undecided.is_empty(), "everybody-is-decided", || {
-                format!("{} purchases never came to a yes or no: {undecided:?}", undecided.len())
+                format!(
+                    "{} purchases never came to a yes or no: {undecided:?}",
+                    undecided.len()
+                )
             });
-            findings.require(!sleeps || scene.claims_lost.payment > 0, "the-sleeper-is-fenced", || {
-                "no claim was lost to whoever took over: nothing was tried".to_owned()
-            });
+            findings.require(
+                !sleeps || scene.claims_lost.payment > 0,
+                "the-sleeper-is-fenced",
+                || "no claim was lost to whoever took over: nothing was tried".to_owned(),
+            );
         })
         .await?;
     for strike in &struck {
@@ -348,7 +360,10 @@ async fn ready_again(world: &World) -> anyhow::Result<()> {
                 Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
                 Err(error) => format!("{error:#}"),
             };
-            ensure!(Instant::now() < deadline, "an engine didn't get ready again: {said}");
+            ensure!(
+                Instant::now() < deadline,
+                "an engine didn't get ready again: {said}"
+            );
             sleep(Duration::from_millis(50)).await;
         }
     }

@@ -30,19 +30,32 @@ const FAKETIME: [&str; 3] = [
     "/usr/lib/faketime/libfaketime.so.1",
 ];
 
+/// The library that moves a program's clock, if it is there.
+fn faketime() -> Option<&'static str> {
+    FAKETIME.into_iter().find(|path| Path::new(path).is_file())
+}
+
 impl Conditions {
+    /// Whether what moves clocks is there.
+    pub fn clocks_can_be_moved() -> bool {
+        faketime().is_some()
+    }
+
     fn command(&self, program: &Path, clock: &Path) -> anyhow::Result<tokio::process::Command> {
         let mut command = match self.open_files {
             Some(files) => {
                 let mut command = children::mortal_command(Path::new("prlimit"));
-                command.arg(format!("--nofile={files}:{files}")).arg("--").arg(program);
+                command
+                    .arg(format!("--nofile={files}:{files}"))
+                    .arg("--")
+                    .arg(program);
                 command
             }
             None => children::mortal_command(program),
         };
         if self.clock {
-            let library = FAKETIME.iter().find(|path| Path::new(path).is_file());
-            let library = library.context("libfaketime was not found: install it (Debian and Ubuntu: libfaketime)")?;
+            let library = faketime()
+                .context("libfaketime was not found: install it (Debian and Ubuntu: libfaketime)")?;
             command
                 .env("LD_PRELOAD", library)
                 .env("FAKETIME_TIMESTAMP_FILE", clock)

@@ -109,7 +109,17 @@ impl Fleet {
         let life = member.lives.fetch_add(1, Ordering::Relaxed) + 1;
         let log = format!("engine-{number}-life-{life}");
         let spawned = Instant::now();
-        *engine = Some(Engine::start(&self.program, &settings, &self.conditions, &self.clock, &self.logs, &log).await?);
+        *engine = Some(
+            Engine::start(
+                &self.program,
+                &settings,
+                &self.conditions,
+                &self.clock,
+                &self.logs,
+                &log,
+            )
+            .await?,
+        );
         Ok(spawned.elapsed())
     }
 

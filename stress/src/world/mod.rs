@@ -215,7 +215,9 @@ impl World {
     /// # Errors
     /// When the world is somebody else's.
     pub fn private(&self) -> anyhow::Result<&Private> {
-        self.private.as_ref().context("this is done only to what is private")
+        self.private
+            .as_ref()
+            .context("this is done only to what is private")
     }
 
     /// Stops the first private engine and waits for its drain; the services stay.
@@ -242,7 +244,9 @@ impl World {
     pub async fn restart_engine(&mut self, settings: &[Setting]) -> anyhow::Result<Duration> {
         let Private { fleet, services, .. } = self.private()?;
         fleet.stop(0).await?;
-        fleet.set(0, all_settings(services.addresses(), None, settings)).await?;
+        fleet
+            .set(0, all_settings(services.addresses(), None, settings))
+            .await?;
         fleet.start(0).await
     }
 

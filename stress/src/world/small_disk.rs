@@ -41,7 +41,10 @@ impl SmallDisk {
             String::from_utf8_lossy(&mount.stderr)
         );
         // The database's unprivileged user has to get through.
-        Ok(Self { folder, mounted: true })
+        Ok(Self {
+            folder,
+            mounted: true,
+        })
     }
 
     /// Where it is.
