@@ -119,6 +119,18 @@ async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
         });
     }
 
+    let rows: Vec<(Uuid, Uuid, i64)> = sqlx::query_as(
+        "SELECT o.sale_id, t.order_id, min((extract(epoch FROM t.at) * 1000000)::bigint)
+         FROM order_transitions t JOIN orders o ON o.id = t.order_id
+         WHERE o.sale_id = ANY($1) AND t.applied AND (t.status = 'FAILED' OR t.event = 'refunded_and_returned')
+         GROUP BY 1, 2",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, order, at_us) in rows {
+        by_sale.of(sale)?.released_us.insert(order, at_us);
+    }
     let rows: Vec<(Uuid, Option<Uuid>, String, i64)> = sqlx::query_as(
         "SELECT sale_id, order_id, kind, delta::bigint FROM stock_entries WHERE sale_id = ANY($1)",
     )

@@ -220,6 +220,7 @@ impl<'a> Bench<'a> {
             facts: &facts,
             records,
             settled: books.settled(),
+            opening_us: None,
         };
         let violations = audit::audit(&case).into_violations();
         self.found.extend(

@@ -128,12 +128,14 @@ impl Fault {
     /// # Errors
     /// When it can't be done, or something doesn't come back.
     pub async fn strike(self, field: &Field<'_>, rng: &mut ChaCha8Rng) -> anyhow::Result<()> {
+        use {Server as S, Trouble as T};
         let Field { world, cutoff } = field;
         let private = world.private()?;
         let Private { fleet, services, .. } = private;
         let mut lasts = |up_to_ms: u64| Duration::from_millis(rng.random_range(SHORTEST_MS..=up_to_ms));
         let (short, long) = (lasts(500), lasts(2_500));
         let engine = rng.random_range(0..fleet.len());
+        let on = |to, trouble, lasts| on_link(private, engine, to, trouble, lasts);
         match self {
             Self::KillEngine => {
                 fleet.kill(engine).await?;
@@ -171,15 +173,13 @@ impl Fault {
                 let snapshot = redis_folder(world).await?.join("dump.rdb");
                 fs::remove_file(&snapshot).context("the snapshot could not be removed")?;
             }
-            Self::SlowPostgres => {
-                on_link(private, engine, Server::Postgres, Trouble::Slow(short / 4), long).await
-            }
-            Self::SilentPostgres => on_link(private, engine, Server::Postgres, Trouble::Silent, long).await,
-            Self::CutPostgres => on_link(private, engine, Server::Postgres, Trouble::Cut, short).await,
-            Self::CutCommits => on_link(private, engine, Server::Postgres, Trouble::CutAtCommit, long).await,
-            Self::SlowRedis => on_link(private, engine, Server::Redis, Trouble::Slow(short / 4), long).await,
-            Self::SilentRedis => on_link(private, engine, Server::Redis, Trouble::Silent, long).await,
-            Self::CutRedis => on_link(private, engine, Server::Redis, Trouble::Cut, short).await,
+            Self::SlowPostgres => on(S::Postgres, T::Slow(short / 4), long).await?,
+            Self::SilentPostgres => on(S::Postgres, T::Silent, long).await?,
+            Self::CutPostgres => on(S::Postgres, T::Cut, short).await?,
+            Self::CutCommits => on(S::Postgres, T::CutAtCommit, long).await?,
+            Self::SlowRedis => on(S::Redis, T::Slow(short / 4), long).await?,
+            Self::SilentRedis => on(S::Redis, T::Silent, long).await?,
+            Self::CutRedis => on(S::Redis, T::Cut, short).await?,
             Self::ProviderDown => provider(world, "down", 100, *cutoff + long).await?,
             Self::ProviderDoubtful => {
                 let modes = ["answer_lost", "error_after_charge", "stored_error", "hang"];
@@ -232,11 +232,17 @@ async fn redis_folder(world: &World) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-async fn on_link(private: &Private, engine: usize, to: Server, trouble: Trouble, lasts: Duration) {
-    // Scenarios that trouble links ask for some.
-    let Some(links) = private.links.get(engine) else {
-        return;
-    };
+async fn on_link(
+    private: &Private,
+    engine: usize,
+    to: Server,
+    trouble: Trouble,
+    lasts: Duration,
+) -> anyhow::Result<()> {
+    let links = private
+        .links
+        .get(engine)
+        .context("the engines' links can't be troubled")?;
     let link = match to {
         Server::Postgres => &links.postgres,
         Server::Redis => &links.redis,
@@ -244,6 +250,7 @@ async fn on_link(private: &Private, engine: usize, to: Server, trouble: Trouble,
     link.trouble(trouble);
     sleep(lasts).await;
     link.trouble(Trouble::None);
+    Ok(())
 }
 
 async fn provider(world: &World, mode: &str, percent: u8, lasts: Duration) -> anyhow::Result<()> {

@@ -61,7 +61,7 @@ async fn behave(kind: u8, mut stream: TcpStream) -> std::io::Result<()> {
                 &mut stream,
                 b"GET /livez HTTP/1.1\r\nHost: shop\r\nX-Patience: 1\r\n",
             )
-            .await?
+            .await?;
         }
         // Sends the head at once, and dribbles the body.
         2 => {

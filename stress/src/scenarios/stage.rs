@@ -35,6 +35,8 @@ pub(super) struct Stall {
     pub terms: Terms,
     /// When it opens, on this machine's clock.
     pub opening: Instant,
+    /// The latest that may be on the database's clock, in microseconds.
+    pub opening_us: i64,
 }
 
 /// Lists a sale that opens after a short while, on the database's clock.
@@ -59,8 +61,10 @@ async fn list_sale(
             .fetch_one(world.database())
             .await?;
     // The clock was read somewhere between question and answer.
-    let opening = asked + asked.elapsed() / 2 + LEAD;
-    let opens_at = Timestamp::from_microsecond(now_micros + LEAD.as_micros() as i64)?;
+    let error = asked.elapsed() / 2;
+    let opening = asked + error + LEAD;
+    let opening_us = now_micros + LEAD.as_micros() as i64;
+    let opens_at = Timestamp::from_microsecond(opening_us)?;
     let body = json!({
         "name": name,
         "quantity": units,
@@ -74,6 +78,7 @@ async fn list_sale(
         sale: listed.id,
         terms,
         opening,
+        opening_us: opening_us + error.as_micros() as i64,
     })
 }
 
@@ -222,7 +227,7 @@ impl<'a> Stage<'a> {
     /// Waits until no order is open, nothing is owed and no job waits; or until nothing moves any more, which the audit will
     /// find then.
     pub(super) async fn settle(&mut self) -> anyhow::Result<()> {
-        self.settle_until(|state| state.is_quiet()).await
+        self.settle_until(State::is_quiet).await
     }
 
     /// The same, and until the gate would sell what is available: where engines have died, it holds units for nobody for a while.
@@ -294,6 +299,7 @@ impl<'a> Stage<'a> {
             facts: &facts,
             records: &self.records,
             settled: true,
+            opening_us: Some(stall.opening_us),
         };
         let mut findings = audit::audit(&case);
         watch.tell(&mut findings);

@@ -343,7 +343,7 @@ fn answers_again(struck: &[Struck], records: &[Record]) -> Duration {
         let after = records.iter().filter(|record| record.started >= strike.healed);
         let decided = after.filter(|record| record.outcome.is_decided());
         decided
-            .map(|record| record.ended - strike.healed)
+            .map(|record| record.ended.saturating_sub(strike.healed))
             .min()
             .unwrap_or_default()
     };
