@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash-points lint deps dashboards-check bench profile
+.PHONY: help demo test crash-points soak lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -15,12 +15,17 @@ demo: ## A flash sale of 900 units for 900 buyers, on private servers, with its 
 	target/release/fluxbuy demo
 
 # The programs come first: tests start them. Plain cargo, not a process for each test: the tests of one file share their servers.
-test: deps ## Every test and every stress scenario, against real servers
+test: deps ## Every test, every crash point and every stress scenario, against real servers
 	$(CARGO) test --workspace --locked --no-fail-fast
+	$(CARGO) test --locked --features test-switches --test crash_points
 	@scripts/stress-all.sh
 
-crash-points: deps ## The recovery suite: the engine dies at each boundary between two effects, and another takes over (5 minutes)
+crash-points: deps ## The recovery suite: the engine dies at each boundary between two effects, and another takes over
 	$(CARGO) test --locked --features test-switches --test crash_points
+
+soak: ## Every fault under load, for SEEDS seeds (20), in a release build, and chaos for MINUTES (10)
+	@scripts/install-services.sh postgres redis faketime
+	@scripts/soak.sh
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check
