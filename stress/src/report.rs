@@ -42,6 +42,12 @@ pub struct Report {
     /// Faults that have struck, by kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<&'static str, u64>,
+    /// Orders that were open when the fault struck.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_at_fault: Option<u64>,
+    /// From the last buyer's answer until nothing was open and nothing owed, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settled_after_s: Option<f64>,
     /// The longest time from the end of a fault to the first answer that decided a purchase made after it, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers_again_ms: Option<f64>,
@@ -327,13 +333,19 @@ impl Display for Report {
         ]);
         if !self.faults.is_empty() {
             let faults: Vec<_> = self.faults.iter().map(|(name, times)| (*name, *times)).collect();
-            table.add_row(["faults", &counts(&faults)]);
+            let open = self
+                .open_at_fault
+                .map_or(String::new(), |open| format!("; {open} orders were open"));
+            table.add_row(["faults", &format!("{}{open}", counts(&faults))]);
         }
         if let Some(after) = self.answers_again_ms {
             table.add_row([
                 "decides again",
                 &format!("at most {} ms after a fault", ms(after)),
             ]);
+        }
+        if let Some(after) = self.settled_after_s {
+            table.add_row(["all settled", &format!("{after:.1} s after the last buyer")]);
         }
         write!(f, "{table}")?;
         for violation in &self.violations {
@@ -465,6 +477,8 @@ mod tests {
             stock: Stock::default(),
             provider: Provider::default(),
             faults: BTreeMap::new(),
+            open_at_fault: None,
+            settled_after_s: None,
             answers_again_ms: None,
             violations: checks
                 .iter()

@@ -247,7 +247,12 @@ async fn s16_a_hold_has_an_absolute_end_and_the_next_one_a_fresh_clock() {
     let first = bed.buy(&sale, "ann", "k", 2).await.json();
     eventually("the hold is over, and the buyer starts afresh", || async {
         let again = bed.buy(&sale, "ann", "k", 2).await;
-        assert_eq!(again.json()["created_at"], first["created_at"], "{}", again.text());
+        assert_eq!(
+            again.json()["created_at"],
+            first["created_at"],
+            "{}",
+            again.text()
+        );
         let more = bed.buy(&sale, "ann", "other", 2).await;
         let refused = ["limit_exceeded", "sold_out"];
         assert!(
@@ -268,7 +273,10 @@ async fn s16_a_hold_has_an_absolute_end_and_the_next_one_a_fresh_clock() {
     .fetch_all(&bed.db)
     .await
     .unwrap();
-    assert!(held.len() == 2 && held[0] >= 1500.0 && held[1] < held[0], "{held:?}");
+    assert!(
+        held.len() == 2 && held[0] >= 1500.0 && held[1] < held[0],
+        "{held:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

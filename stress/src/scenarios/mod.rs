@@ -6,6 +6,7 @@ mod guard_off;
 mod in_doubt;
 mod oversell;
 mod race;
+mod recover;
 mod refund_race;
 mod replay;
 mod stage;
@@ -56,6 +57,8 @@ pub enum Scenario {
     CancelSale,
     /// The engine is killed again and again.
     KillEngine,
+    /// The engine is killed at peak load, with thousands of open orders.
+    Recover,
     /// An engine sleeps through its claims.
     PauseEngine,
     /// Postgres dies.
@@ -94,7 +97,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -108,6 +111,7 @@ impl Scenario {
         Self::RefundRace,
         Self::CancelSale,
         Self::KillEngine,
+        Self::Recover,
         Self::PauseEngine,
         Self::KillPostgres,
         Self::RestartPostgres,
@@ -143,6 +147,7 @@ impl Scenario {
             Self::RefundRace => "refund-race",
             Self::CancelSale => "cancel-sale",
             Self::KillEngine => "kill-engine",
+            Self::Recover => "recover",
             Self::PauseEngine => "pause-engine",
             Self::KillPostgres => "kill-postgres",
             Self::RestartPostgres => "restart-postgres",
@@ -178,6 +183,7 @@ impl Scenario {
             Self::TwoStep => two_step::ABOUT,
             Self::RefundRace => refund_race::ABOUT,
             Self::CancelSale => cancel_sale::ABOUT,
+            Self::Recover => recover::ABOUT,
             _ => Storm::of(self).map_or("", |storm| storm.about),
         }
     }
@@ -209,6 +215,7 @@ impl Scenario {
             Self::WebhookStorm => (600, 600),
             Self::CancelSale => (600, 1_500),
             Self::TwinsUnguarded | Self::InDoubt | Self::TwoStep => (300, 300),
+            Self::Recover => (10_000, 100_000),
             // Buyers come as long as things go wrong.
             _ => (0, 6_000),
         }
@@ -286,6 +293,7 @@ impl Run {
             Scenario::TwoStep => two_step::needs(self),
             Scenario::RefundRace => refund_race::needs(),
             Scenario::CancelSale => cancel_sale::needs(),
+            Scenario::Recover => recover::needs(),
             _ => storm::needs(self)?,
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
@@ -315,6 +323,7 @@ impl Run {
             Scenario::TwoStep => two_step::play(self, world).await,
             Scenario::RefundRace => refund_race::play(self, world).await,
             Scenario::CancelSale => cancel_sale::play(self, world).await,
+            Scenario::Recover => recover::play(self, world).await,
             _ => storm::play(self, world).await,
         }
     }

@@ -324,6 +324,8 @@ impl<'a> Stage<'a> {
             swept: facts.orders.iter().filter(|order| order.was_swept()).count() as u64,
             claims_lost,
             faults: BTreeMap::new(),
+            open_at_fault: None,
+            settled_after_s: None,
             answers_again_ms: None,
             stock: Stock::of(&facts),
             provider: Provider::of(&facts, &violations),

@@ -288,10 +288,12 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         .keep_buying(wishes, CLIENTS, PER_BUYER_LIMIT, raging)
         .await?;
     ready_again(world).await?;
+    let right_again = Instant::now();
     stage.settle_with_gate().await?;
+    let settled_after = right_again.elapsed();
     let records = stage.records();
     let undecided = undecided(records);
-    let answers_again = answers_again(&struck, records);
+    let answers_again = answers_again(struck.iter().map(|strike| strike.healed), records);
     let sleeps = storm.strikes(Fault::PauseEngine) && matches!(storm.ends, End::Times(_));
     let mut report = stage
         .report(|scene, findings| {
@@ -312,6 +314,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         *report.faults.entry(strike.fault.name()).or_default() += 1;
     }
     report.answers_again_ms = Some(answers_again.as_secs_f64() * 1_000.0);
+    report.settled_after_s = Some(settled_after.as_secs_f64());
     Ok(report)
 }
 
@@ -338,16 +341,16 @@ fn undecided(records: &[Record]) -> Vec<Ask> {
 }
 
 /// The longest time from a fault's healing to the first answer that decides a purchase made after it.
-fn answers_again(struck: &[Struck], records: &[Record]) -> Duration {
-    let first_after = |strike: &Struck| {
-        let after = records.iter().filter(|record| record.started >= strike.healed);
+pub(super) fn answers_again(healed: impl IntoIterator<Item = Duration>, records: &[Record]) -> Duration {
+    let first_after = |healed: Duration| {
+        let after = records.iter().filter(|record| record.started >= healed);
         let decided = after.filter(|record| record.outcome.is_decided());
         decided
-            .map(|record| record.ended.saturating_sub(strike.healed))
+            .map(|record| record.ended.saturating_sub(healed))
             .min()
             .unwrap_or_default()
     };
-    struck.iter().map(first_after).max().unwrap_or_default()
+    healed.into_iter().map(first_after).max().unwrap_or_default()
 }
 
 /// Waits until each engine says that it is ready.
