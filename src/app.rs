@@ -8,6 +8,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use actix_rt::{Arbiter, System};
@@ -353,6 +354,7 @@ impl Engine {
             store_breaker,
             provider_breakers,
             exporter,
+            evicts: AtomicBool::new(false),
         };
         runtime.spawn(watch.run());
         let cancellations = CancelWaker::default();

@@ -124,6 +124,8 @@ metrics! {
         "Units of an active sale that are unaccounted for; anything but 0 is a violation (units)";
     GATE_DEGRADED = Gauge "fluxbuy_gate_degraded" []
         "1 while orders are taken through Postgres alone because Redis doesn't answer";
+    GATE_EVICTING = Gauge "fluxbuy_gate_evicting" []
+        "1 while Redis is set to throw keys away when its memory is full";
     GATE_REBUILDS = Counter "fluxbuy_gate_rebuilds_total" ["reason"]
         "Times that a sale's stock was loaded into the gate from Postgres, by why (sales)";
     RESERVATIONS_REAPED = Counter "fluxbuy_reservations_reaped_total" []
@@ -302,6 +304,11 @@ pub fn forget_sale(sale: SaleId) {
 /// Whether orders are taken through Postgres alone.
 pub fn gate_degraded(degraded: bool) {
     registry().gate_degraded.set(f64::from(u8::from(degraded)));
+}
+
+/// Redis is set to throw keys away, or it isn't.
+pub fn gate_evicting(evicting: bool) {
+    registry().gate_evicting.set(f64::from(u8::from(evicting)));
 }
 
 /// A sale's stock was loaded into the gate from Postgres.

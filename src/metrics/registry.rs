@@ -130,6 +130,7 @@ pub(super) struct Registry {
     pub(super) webhook_events_due: Gauge,
     pub(super) webhook_event_oldest_seconds: Gauge,
     pub(super) gate_degraded: Gauge,
+    pub(super) gate_evicting: Gauge,
     pub(super) gate_rebuilds: Family<Counter>,
     pub(super) reservations_reaped: Counter,
     pub(super) gate_releases_pending: Gauge,
@@ -210,6 +211,7 @@ impl Registry {
             webhook_events_due: make.gauge(super::WEBHOOK_EVENTS_DUE, &[]),
             webhook_event_oldest_seconds: make.gauge(super::WEBHOOK_EVENT_OLDEST_SECONDS, &[]),
             gate_degraded: make.gauge(super::GATE_DEGRADED, &[]),
+            gate_evicting: make.gauge(super::GATE_EVICTING, &[]),
             gate_rebuilds: Family::new(|why: RebuildReason| {
                 make.counter(super::GATE_REBUILDS, &[why.text()])
             }),

@@ -5,6 +5,7 @@ mod cancellation;
 mod crashes;
 mod groups;
 mod interleavings;
+mod outages;
 mod payments;
 mod pooler;
 mod refunds;
