@@ -20,7 +20,7 @@ use metrics::Gauge;
 
 pub use labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, SendEnd, WebhookRefusal, What,
 };
 pub use registry::{Exporter, describe_and_register, install};
 
@@ -83,9 +83,11 @@ metrics! {
     CONNECTION_HELD_SECONDS = Histogram "fluxbuy_connection_held_seconds" ["pool"]
         "How long a database connection was kept out of its pool (seconds)";
     PROVIDER_REQUESTS = Counter "fluxbuy_provider_requests_total" ["op", "outcome"]
-        "Requests really sent to the payment provider, by how they ended (requests)";
+        "Calls to the payment provider, by how they ended (calls)";
+    PROVIDER_SENDS = Counter "fluxbuy_provider_sends_total" ["end"]
+        "HTTP requests to the payment provider, each one counted, by how they ended (requests)";
     PROVIDER_SECONDS = Histogram "fluxbuy_provider_seconds" ["op"]
-        "One request to the payment provider (seconds)";
+        "One call to the payment provider (seconds)";
     CHARGES_IN_FLIGHT = Gauge "fluxbuy_charges_in_flight" []
         "Charges under way (orders)";
     PAYMENT_QUEUE_ORDERS = Gauge "fluxbuy_payment_queue_orders" []
@@ -203,6 +205,11 @@ pub fn connection_held(pool: Pool, held: Duration) {
 /// A request was really sent to the provider, and ended like this.
 pub fn provider_request(op: ProviderOp, outcome: ProviderOutcome) {
     registry().provider_request(op, outcome).increment(1);
+}
+
+/// An HTTP request to the provider has come to its end.
+pub fn provider_sent(end: SendEnd) {
+    registry().provider_sends.at(end).increment(1);
 }
 
 /// A request to the provider took so long.

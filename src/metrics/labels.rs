@@ -135,7 +135,17 @@ labels! {
         Refund = "refund",
     }
 
-    /// How a request to the provider ended.
+    /// How an HTTP request to the provider ended, whatever it was for.
+    SendEnd {
+        /// With an answer, whatever it says.
+        Answered = "answered",
+        /// Without one, after it may have arrived.
+        Unanswered = "unanswered",
+        /// There was no connection: nothing left.
+        NotSent = "not_sent",
+    }
+
+    /// How a call to the provider ended.
     ProviderOutcome {
         /// It did what was asked; for a look-up: the charge has succeeded.
         Succeeded = "succeeded",

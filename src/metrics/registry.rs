@@ -11,7 +11,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, SendEnd, WebhookRefusal, What,
 };
 use super::sales::Sales;
 use super::{ALL, Kind, Metric};
@@ -113,6 +113,7 @@ pub(super) struct Registry {
     requests: DashMap<(&'static str, u16), Histogram, FxBuildHasher>,
     pub(super) connection_held_seconds: Family<Histogram>,
     provider_requests: Vec<Counter>,
+    pub(super) provider_sends: Family<Counter>,
     pub(super) provider_seconds: Family<Histogram>,
     pub(super) charges_in_flight: Gauge,
     pub(super) payment_queue_orders: Gauge,
@@ -190,6 +191,7 @@ impl Registry {
                 .flat_map(|op| ProviderOutcome::ALL.iter().map(move |outcome| (op, outcome)))
                 .map(|(op, outcome)| make.counter(super::PROVIDER_REQUESTS, &[op.text(), outcome.text()]))
                 .collect(),
+            provider_sends: Family::new(|end: SendEnd| make.counter(super::PROVIDER_SENDS, &[end.text()])),
             provider_seconds: Family::new(|op: ProviderOp| {
                 make.histogram(super::PROVIDER_SECONDS, &[op.text()])
             }),

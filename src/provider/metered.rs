@@ -1,4 +1,4 @@
-//! Counts each real send to a provider, and how long it took.
+//! Counts each call to a provider, and how long it took. A call may take several requests, which `wire` counts, or none.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::domain::{BookEntry, Money};
 use crate::metrics::{self, ProviderOp, ProviderOutcome as Seen};
 
-/// A provider whose calls are counted. Each call is one request, so the counts are real sends.
+/// A provider whose calls are counted.
 pub struct Metered<P>(pub P);
 
 /// Makes a call, and counts it by what `seen` makes of its outcome.

@@ -76,7 +76,11 @@ async fn orders_are_paid_through_stripe_and_its_webhooks_are_believed() {
             == 8
     })
     .await;
-    // Every real send is counted, and they are what was done there.
+    // Every request is counted, and the calls are what was done there.
+    let sent = bed
+        .metric("fluxbuy_provider_sends_total", &["end=\"answered\""])
+        .await;
+    assert_eq!(sent, stripe.arrived());
     for (op, done) in [("open", 9), ("capture", 8), ("lookup", 0), ("void", 0)] {
         let label = format!("op=\"{op}\"");
         let sent = bed.metric("fluxbuy_provider_requests_total", &[&label]).await;
