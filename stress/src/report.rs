@@ -45,6 +45,9 @@ pub struct Report {
     /// Orders that were open when the fault struck.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_at_fault: Option<u64>,
+    /// Purchases decided in the two seconds after the last fault, over those in the two seconds before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided_after_over_before: Option<f64>,
     /// From the last buyer's answer until nothing was open and nothing owed, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settled_after_s: Option<f64>,
@@ -344,6 +347,12 @@ impl Display for Report {
                 &format!("at most {} ms after a fault", ms(after)),
             ]);
         }
+        if let Some(ratio) = self.decided_after_over_before {
+            table.add_row([
+                "throughput",
+                &format!("{:.0}% of what it was before", ratio * 100.0),
+            ]);
+        }
         if let Some(after) = self.settled_after_s {
             table.add_row(["all settled", &format!("{after:.1} s after the last buyer")]);
         }
@@ -479,6 +488,7 @@ mod tests {
             faults: BTreeMap::new(),
             open_at_fault: None,
             settled_after_s: None,
+            decided_after_over_before: None,
             answers_again_ms: None,
             violations: checks
                 .iter()

@@ -326,6 +326,7 @@ impl<'a> Stage<'a> {
             faults: BTreeMap::new(),
             open_at_fault: None,
             settled_after_s: None,
+            decided_after_over_before: None,
             answers_again_ms: None,
             stock: Stock::of(&facts),
             provider: Provider::of(&facts, &violations),

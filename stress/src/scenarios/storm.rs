@@ -30,8 +30,10 @@ const MAX_QUANTITY: u32 = 3;
 const PER_BUYER_LIMIT: u32 = 5;
 /// One order in so many is cancelled by its buyer at once.
 const CANCELS_ONE_IN: u32 = 10;
-/// Before the first fault, between two, and after the last.
+/// Between two faults.
 const CALM_MS: std::ops::RangeInclusive<u64> = 300..=1_000;
+/// Before the first fault and after the last: long enough to tell how much is sold.
+const LONG_CALM: Duration = Duration::from_secs(2);
 /// How long the engines may take until they say that they are ready.
 const READY_WITHIN: Duration = Duration::from_mins(1);
 /// So few that connections of buyers and of others compete.
@@ -280,8 +282,13 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         answer_within: BUYERS_WAIT,
     };
     let mut struck = Vec::new();
+    let mut ended = Duration::ZERO;
     let raging = async {
-        struck = rage(&storm, world, run.seed).await?;
+        let began = Instant::now();
+        sleep(LONG_CALM).await;
+        struck = rage(&storm, world, run.seed, began).await?;
+        sleep(LONG_CALM).await;
+        ended = began.elapsed();
         Ok(())
     };
     stage
@@ -293,6 +300,8 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let settled_after = right_again.elapsed();
     let records = stage.records();
     let undecided = undecided(records);
+    let before = decided_between(Duration::ZERO, LONG_CALM, records);
+    let after = decided_between(ended.saturating_sub(LONG_CALM), ended, records);
     let answers_again = answers_again(struck.iter().map(|strike| strike.healed), records);
     let sleeps = storm.strikes(Fault::PauseEngine) && matches!(storm.ends, End::Times(_));
     let mut report = stage
@@ -315,6 +324,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     }
     report.answers_again_ms = Some(answers_again.as_secs_f64() * 1_000.0);
     report.settled_after_s = Some(settled_after.as_secs_f64());
+    report.decided_after_over_before = (before > 0).then(|| after as f64 / before as f64);
     Ok(report)
 }
 
@@ -353,6 +363,12 @@ pub(super) fn answers_again(healed: impl IntoIterator<Item = Duration>, records:
     healed.into_iter().map(first_after).max().unwrap_or_default()
 }
 
+/// Purchases that came to a yes or no in this time.
+fn decided_between(from: Duration, until: Duration, records: &[Record]) -> usize {
+    let within = |record: &&Record| (from..until).contains(&record.ended) && record.outcome.is_decided();
+    records.iter().filter(within).count()
+}
+
 /// Waits until each engine says that it is ready.
 async fn ready_again(world: &World) -> anyhow::Result<()> {
     let deadline = Instant::now() + READY_WITHIN;
@@ -385,12 +401,11 @@ fn wish(seed: u64, number: u32) -> (Ask, bool) {
 }
 
 /// Plays the faults, from the opening on. Returns what has struck.
-async fn rage(storm: &Storm, world: &World, seed: u64) -> anyhow::Result<Vec<Struck>> {
+async fn rage(storm: &Storm, world: &World, seed: u64, began: Instant) -> anyhow::Result<Vec<Struck>> {
     let field = Field {
         world,
         cutoff: CUTOFF,
     };
-    let began = Instant::now();
     let lanes = storm.lanes.iter().enumerate().map(|(number, faults)| {
         let rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(1 + number as u64));
         lane(faults, storm.ends, &field, rng, began)
@@ -426,7 +441,6 @@ async fn lane(
         }
         rounds += 1;
         if matches!(ends, End::Times(times) if rounds >= times) {
-            sleep(Duration::from_millis(rng.random_range(CALM_MS))).await;
             return Ok(struck);
         }
     }
