@@ -10,6 +10,7 @@ pub mod desk;
 pub mod inbox;
 pub mod order;
 pub mod payment_supervisor;
+pub mod plan;
 pub mod provider_tasks;
 pub mod refunds;
 pub mod releaser;

@@ -8,10 +8,11 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::sync::Notify;
 
+use super::plan::{self, Resolved};
 use super::refunds::Refunds;
 use crate::crash::{self, Point};
 use crate::metrics::{self, LateRefund};
-use crate::provider::{Lookup, PaymentProvider, Reference, RefundOutcome, VoidOutcome};
+use crate::provider::{PaymentProvider, Reference, RefundOutcome};
 use crate::store::{self, PaidRefund, Store, Task, TaskKind};
 
 /// Tasks taken at a time, and worked off at the same time.
@@ -132,23 +133,21 @@ impl TaskWorker {
     async fn resolve(&self, task: &Task) -> Result<End, store::Error> {
         let found = self.provider.lookup(&task.charge).await;
         crash::at(Point::ResolveAnswered);
-        let unresolved = match found {
-            Lookup::Succeeded => return self.money_came(task).await,
-            Lookup::Declined { code } => return self.no_money(task, "DECLINED", Some(&code)).await,
-            Lookup::Voided => return self.no_money(task, "VOIDED", None).await,
-            Lookup::Unreachable { what } => what,
-            Lookup::Pending | Lookup::Authorised | Lookup::NotFound => {
-                match self.provider.void(&task.charge).await {
-                    VoidOutcome::Voided => return self.no_money(task, "VOIDED", None).await,
-                    VoidOutcome::AlreadySucceeded => return self.money_came(task).await,
-                    VoidOutcome::AlreadyDeclined { code } => {
-                        return self.no_money(task, "DECLINED", Some(&code)).await;
-                    }
-                    VoidOutcome::Unreachable { what } => what,
-                }
+        let mut learned = plan::resolved_by_lookup(found);
+        if learned == Resolved::Void {
+            learned = plan::resolved_by_void(self.provider.void(&task.charge).await);
+        }
+        match learned {
+            Resolved::MoneyCame => self.money_came(task).await,
+            Resolved::NoMoney { status, code } => {
+                self.store
+                    .resolved_without_money(task, status, code.as_deref())
+                    .await?;
+                Ok(End::Done)
             }
-        };
-        Ok(End::Later(unresolved))
+            Resolved::Void => Ok(End::Later("a void was asked for twice".to_owned())),
+            Resolved::Later { what } => Ok(End::Later(what)),
+        }
     }
 
     async fn money_came(&self, task: &Task) -> Result<End, store::Error> {
@@ -163,16 +162,6 @@ impl TaskWorker {
             // Known already, by whoever came first: there is nothing left to find out.
             self.store.task_done(task).await?;
         }
-        Ok(End::Done)
-    }
-
-    async fn no_money(
-        &self,
-        task: &Task,
-        status: &'static str,
-        code: Option<&str>,
-    ) -> Result<End, store::Error> {
-        self.store.resolved_without_money(task, status, code).await?;
         Ok(End::Done)
     }
 }

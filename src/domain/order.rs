@@ -129,7 +129,7 @@ impl FailureReason {
 }
 
 /// What can happen to an order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Event {
     /// A worker wants to charge it.
     Claim,

@@ -3,7 +3,7 @@
 use super::{Event, IdempotencyDigest, Money, OrderId, OrderStatus};
 
 /// Where a payment stands. In the database its name in capitals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PaymentStatus {
     /// The charge may be anywhere.
     Initiated,
@@ -57,6 +57,18 @@ impl PaymentStatus {
     /// The status with this name in the database.
     pub fn from_sql(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_sql() == name)
+    }
+
+    /// Where the payment stands once its order has moved on by this event.
+    pub fn after(event: Event) -> Self {
+        match event {
+            Event::Authorised => Self::Authorised,
+            Event::ChargeSucceeded => Self::Succeeded,
+            Event::ChargeDeclined => Self::Declined,
+            Event::ChargeVoided => Self::Voided,
+            Event::ChargeNotSent => Self::NotSent,
+            _ => Self::InDoubt,
+        }
     }
 
     /// Whether our books have the money, now or before.

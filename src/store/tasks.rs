@@ -7,7 +7,7 @@ use sqlx::{Connection, Row};
 use uuid::Uuid;
 
 use super::{Error, Store, commit};
-use crate::domain::{Money, OrderId, SaleId};
+use crate::domain::{Money, OrderId, PaymentStatus, SaleId};
 use crate::metrics::Pool;
 use crate::provider::{Charge, Reference};
 
@@ -288,7 +288,7 @@ impl Store {
     pub async fn resolved_without_money(
         &self,
         task: &Task,
-        status: &'static str,
+        status: PaymentStatus,
         decline_code: Option<&str>,
     ) -> Result<(), Error> {
         self.decided(Pool::Settle, async |conn| {
@@ -300,7 +300,7 @@ impl Store {
             .bind(task.order.0)
             .bind(task.sale.0)
             .bind(task.attempt)
-            .bind(status)
+            .bind(status.as_sql())
             .bind(decline_code)
             .execute(&mut *tx)
             .await?;

@@ -406,17 +406,6 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
     if closed.is_empty() {
         return Ok(());
     }
-    let status_of = |event: Event| {
-        let status = match event {
-            Event::Authorised => PaymentStatus::Authorised,
-            Event::ChargeSucceeded => PaymentStatus::Succeeded,
-            Event::ChargeDeclined => PaymentStatus::Declined,
-            Event::ChargeVoided => PaymentStatus::Voided,
-            Event::ChargeNotSent => PaymentStatus::NotSent,
-            _ => PaymentStatus::InDoubt,
-        };
-        status.as_sql()
-    };
     let updated = sqlx::query(
         "UPDATE payments p SET status = c.status, decline_code = c.decline_code, updated_at = clock_timestamp()
          FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[])
@@ -427,7 +416,7 @@ async fn write_payments(tx: &mut Transaction<'_, Postgres>, moved: &[Moved<'_>])
     .bind(ids(&closed))
     .bind(sales(&closed))
     .bind(attempts(&closed))
-    .bind(closed.iter().map(|m| status_of(m.change.event)).collect::<Vec<_>>())
+    .bind(closed.iter().map(|m| PaymentStatus::after(m.change.event).as_sql()).collect::<Vec<_>>())
     .bind(closed.iter().map(|m| m.change.decline_code.as_deref()).collect::<Vec<_>>())
     .execute(&mut **tx)
     .await?

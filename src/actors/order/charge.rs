@@ -4,94 +4,15 @@
 use std::time::{Duration, Instant};
 
 use crate::actors::breaker::Breaker;
+use crate::actors::plan::{self, ChargeEnd, Plan, Step};
 use crate::crash::{self, Point};
-use crate::provider::{CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider};
-
-/// How a claim's charge ended, or the capture after it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ChargeEnd {
-    /// The provider has set the money aside; nothing is taken.
-    Authorised,
-    /// The provider has the money.
-    Succeeded,
-    /// The provider said no.
-    Declined {
-        /// Its word for why.
-        code: String,
-    },
-    /// Time is up, and certainly nothing was ever sent.
-    NotSent,
-    /// Time is up, and nobody knows.
-    InDoubt,
-}
-
-/// What to do next about a charge.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
-    Send,
-    LookUp,
-    End(ChargeEnd),
-}
+use crate::provider::{CaptureOutcome, Charge, ChargeOutcome, OpenOutcome, PaymentProvider};
 
 /// Pauses between tries: they double from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause that a provider's Retry-After is followed for.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(10);
-/// How often a charge that the provider doesn't know is sent again under its reference.
-const MAX_SENDS_IN_DOUBT: u32 = 3;
-
-/// What has been learned about a charge. Pure: tells the next step from the answers so far.
-#[derive(Debug, Default)]
-struct Plan {
-    /// A request may have reached the provider.
-    may_have_arrived: bool,
-    sends_in_doubt: u32,
-}
-
-impl Plan {
-    fn after_send(&mut self, outcome: ChargeOutcome) -> Step {
-        match outcome {
-            ChargeOutcome::Succeeded => Step::End(ChargeEnd::Succeeded),
-            ChargeOutcome::Authorised => Step::End(ChargeEnd::Authorised),
-            ChargeOutcome::Declined { code } => Step::End(ChargeEnd::Declined { code }),
-            ChargeOutcome::NotSent { .. } => Step::Send,
-            ChargeOutcome::Unknown { .. } => {
-                self.may_have_arrived = true;
-                self.sends_in_doubt += 1;
-                Step::LookUp
-            }
-        }
-    }
-
-    fn after_lookup(&self, found: Lookup) -> Step {
-        match found {
-            Lookup::Succeeded => Step::End(ChargeEnd::Succeeded),
-            Lookup::Authorised => Step::End(ChargeEnd::Authorised),
-            Lookup::Declined { code } => Step::End(ChargeEnd::Declined { code }),
-            // Somebody has made sure that it can't succeed.
-            Lookup::Voided => Step::End(voided()),
-            // The same reference again is safe, and not endless.
-            Lookup::NotFound if self.sends_in_doubt < MAX_SENDS_IN_DOUBT => Step::Send,
-            Lookup::NotFound => Step::End(ChargeEnd::InDoubt),
-            Lookup::Pending | Lookup::Unreachable { .. } => Step::LookUp,
-        }
-    }
-
-    fn out_of_time(&self) -> ChargeEnd {
-        if self.may_have_arrived {
-            ChargeEnd::InDoubt
-        } else {
-            ChargeEnd::NotSent
-        }
-    }
-}
-
-fn voided() -> ChargeEnd {
-    ChargeEnd::Declined {
-        code: "voided".to_owned(),
-    }
-}
 
 /// Charges, and goes on until it is known how that ended or `deadline` is reached. Each send is one request; while the breaker
 /// is open none is made, but look-ups go on.
@@ -193,76 +114,13 @@ pub async fn capture(provider: &dyn PaymentProvider, charge: &Charge, deadline: 
             return ChargeEnd::Succeeded;
         };
         tracing::warn!(reference = charge.reference.as_str(), %what, "a capture is in doubt");
-        match provider.lookup(charge).await {
-            Lookup::Succeeded => return ChargeEnd::Succeeded,
-            Lookup::Declined { code } => return ChargeEnd::Declined { code },
-            Lookup::Voided => return voided(),
-            Lookup::Authorised | Lookup::Pending | Lookup::NotFound | Lookup::Unreachable { .. } => {}
+        if let Some(end) = plan::after_capture_lookup(provider.lookup(charge).await) {
+            return end;
         }
         if Instant::now() + pause >= deadline {
             return ChargeEnd::InDoubt;
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LAST_PAUSE);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unknown() -> ChargeOutcome {
-        ChargeOutcome::Unknown {
-            what: "time-out".to_owned(),
-        }
-    }
-
-    #[test]
-    fn an_unknown_answer_is_looked_up_before_anything_is_sent_again() {
-        let mut plan = Plan::default();
-        assert_eq!(plan.after_send(unknown()), Step::LookUp);
-        assert_eq!(plan.after_lookup(Lookup::Pending), Step::LookUp);
-        assert_eq!(
-            plan.after_lookup(Lookup::Succeeded),
-            Step::End(ChargeEnd::Succeeded)
-        );
-        assert_eq!(plan.out_of_time(), ChargeEnd::InDoubt);
-    }
-
-    #[test]
-    fn a_charge_that_never_left_is_known_not_to_have_happened() {
-        let mut plan = Plan::default();
-        assert_eq!(
-            plan.after_send(ChargeOutcome::NotSent { retry_after: None }),
-            Step::Send
-        );
-        assert_eq!(plan.out_of_time(), ChargeEnd::NotSent);
-        plan.after_send(unknown());
-        plan.after_send(ChargeOutcome::NotSent { retry_after: None });
-        assert_eq!(
-            plan.out_of_time(),
-            ChargeEnd::InDoubt,
-            "an earlier one may have arrived"
-        );
-    }
-
-    #[test]
-    fn sending_into_the_dark_ends() {
-        let mut plan = Plan::default();
-        for _ in 1..MAX_SENDS_IN_DOUBT {
-            plan.after_send(unknown());
-            assert_eq!(plan.after_lookup(Lookup::NotFound), Step::Send);
-        }
-        plan.after_send(unknown());
-        assert_eq!(plan.after_lookup(Lookup::NotFound), Step::End(ChargeEnd::InDoubt));
-    }
-
-    #[test]
-    fn a_voided_charge_is_a_no() {
-        let code = "voided".to_owned();
-        assert_eq!(
-            Plan::default().after_lookup(Lookup::Voided),
-            Step::End(ChargeEnd::Declined { code })
-        );
     }
 }

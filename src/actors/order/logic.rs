@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use tracing::{Instrument, Span};
 
-use super::charge::{self, ChargeEnd};
+use super::charge;
 use super::messages::{Heard, Swept, Told};
 use crate::actors::breaker::{Breaker, Breakers};
+use crate::actors::plan::{self, ChargeEnd, Next, Owed};
 use crate::actors::provider_tasks::TaskWaker;
 use crate::actors::refunds::Refunds;
 use crate::actors::transition_writer::{TransitionWriter, WriteError};
 use crate::crash::{self, Point};
-use crate::domain::{Effect, Event, OrderId, OrderStatus, Projection, RequestId, SaleId, transition};
+use crate::domain::{Event, OrderId, OrderStatus, Projection, RequestId, SaleId};
 use crate::metrics::{self, By, LateRefund};
-use crate::provider::{Charge, Lookup, PaymentProvider, Reference, VoidOutcome};
+use crate::provider::{Charge, PaymentProvider, Reference};
 use crate::store::{Applied, BegunCharge, Change, Outcome, PaidRefund, Store, StuckOrder};
 
 /// How long a settlement is tried again while the database is away; after that the sweeper finds the order.
@@ -178,15 +179,12 @@ impl Logic {
     }
 
     async fn heard_of_charge(&self, claim: &Applied, end: ChargeEnd, by: By) -> Moved {
-        let (event, code) = match end {
-            ChargeEnd::Authorised => return self.authorised(claim, by).await,
-            ChargeEnd::Succeeded => (Event::ChargeSucceeded, None),
-            ChargeEnd::Declined { code } => (Event::ChargeDeclined, Some(code)),
-            ChargeEnd::NotSent => (Event::ChargeNotSent, None),
+        match end.next() {
+            Next::Capture => self.authorised(claim, by).await,
+            Next::Settle { event, code } => Moved::Swept(self.settle(event, claim, code, by).await),
             // Stays as it is: the sweeper asks the provider again and again.
-            ChargeEnd::InDoubt => return Moved::Swept(self.stays_in_doubt(claim).await),
-        };
-        Moved::Swept(self.settle(event, claim, code, by).await)
+            Next::Void | Next::Unknown => Moved::Swept(self.stays_in_doubt(claim).await),
+        }
     }
 
     async fn stays_in_doubt(&self, claim: &Applied) -> Swept {
@@ -206,8 +204,7 @@ impl Logic {
         let change = self.change(Event::Authorised, claim.status, Some(claim.fence), by);
         match self.write(&change).await {
             Written::Applied(claim) => Moved::Capturing(claim),
-            // Our own doing, by a commit whose answer was lost: under this fence nobody else can have moved it there.
-            Written::Stale { status, fence } if status == OrderStatus::Capturing && fence == claim.fence => {
+            Written::Stale { status, fence } if plan::capture_is_ours(status, fence, claim.fence) => {
                 Moved::Capturing(Applied {
                     status,
                     ..claim.clone()
@@ -261,12 +258,14 @@ impl Logic {
 
     /// The claim is lost. What still matters is money for an order that failed: taken it goes back, and set aside it is let go.
     async fn overtaken(&self, change: &Change, found: OrderStatus, attempt: i32) {
-        let effects = transition(found, change.event).map_or(&[][..], |t| t.effects);
-        if effects.contains(&Effect::RefundLateCharge) {
-            self.late_charge(attempt, change.provider_event.as_deref()).await;
-        }
-        if effects.contains(&Effect::VoidLateAuthorisation) {
-            self.late_authorisation(attempt).await;
+        match plan::owed(found, change.event) {
+            Some(Owed::Refund) => {
+                self.late_charge(attempt, change.provider_event.as_deref()).await;
+            }
+            Some(Owed::Void) => {
+                self.late_authorisation(attempt).await;
+            }
+            None => {}
         }
     }
 
@@ -449,32 +448,25 @@ impl Logic {
 
     /// Finds out what became of a charge, and makes sure that it comes to an end.
     async fn look_into(&self, claim: &Applied, begun: &BegunCharge) -> Moved {
-        let settle = async |event, code| Moved::Swept(self.settle(event, claim, code, By::Sweeper).await);
         let BegunCharge { charge, two_step } = begun;
         let provider = &self.parts.provider;
-        match provider.lookup(charge).await {
-            Lookup::Succeeded => return settle(Event::ChargeSucceeded, None).await,
-            Lookup::Authorised => return self.authorised(claim, By::Sweeper).await,
-            Lookup::Declined { code } => return settle(Event::ChargeDeclined, Some(code)).await,
-            Lookup::Voided => return settle(Event::ChargeVoided, None).await,
-            // "Not found" proves nothing while a request may be under way; only a confirmed void does.
-            Lookup::Pending | Lookup::NotFound => match provider.void(charge).await {
-                VoidOutcome::Voided => return settle(Event::ChargeVoided, None).await,
-                VoidOutcome::AlreadySucceeded => return settle(Event::ChargeSucceeded, None).await,
-                VoidOutcome::AlreadyDeclined { code } => {
-                    return settle(Event::ChargeDeclined, Some(code)).await;
-                }
-                VoidOutcome::Unreachable { .. } => {}
-            },
-            Lookup::Unreachable { .. } => {}
+        let mut next = plan::after_sweep_lookup(provider.lookup(charge).await);
+        if next == Next::Void {
+            next = plan::after_void(provider.void(charge).await);
         }
-        // In two steps nothing was taken, and nothing will be: whatever was set aside is let go when the provider can be asked.
-        if *two_step || self.parts.fail_in_doubt {
-            let given_up = settle(Event::GivenUp, None).await;
-            self.parts.tasks.wake();
-            return given_up;
+        match next {
+            Next::Settle { event, code } => {
+                return Moved::Swept(self.settle(event, claim, code, By::Sweeper).await);
+            }
+            Next::Capture => return self.authorised(claim, By::Sweeper).await,
+            Next::Void | Next::Unknown => {}
         }
-        Moved::Swept(self.stays_in_doubt(claim).await)
+        let Some(event) = plan::undecided(*two_step, self.parts.fail_in_doubt) else {
+            return Moved::Swept(self.stays_in_doubt(claim).await);
+        };
+        let given_up = self.settle(event, claim, None, By::Sweeper).await;
+        self.parts.tasks.wake();
+        Moved::Swept(given_up)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use actix::Message;
 
-use super::charge::ChargeEnd;
+use crate::actors::plan::ChargeEnd;
 use crate::actors::transition_writer::WriteError;
 use crate::domain::{OrderStatus, Projection};
 use crate::provider;

@@ -21,10 +21,10 @@ pub use logic::Parts;
 pub use messages::{ChargePlace, Heard, Swept, Told};
 pub use registry::Orders;
 
-use charge::ChargeEnd;
 use logic::Logic;
 use messages::{Cancel, CancelWithSale, Charge, ChargeEnded, Rest, Sweep};
 
+use crate::actors::plan::ChargeEnd;
 use crate::actors::transition_writer::WriteError;
 use crate::provider;
 use crate::store::{Applied, Outcome};
