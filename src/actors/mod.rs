@@ -6,11 +6,13 @@
 
 pub mod batches;
 pub mod breaker;
+pub mod conservation;
 pub mod desk;
 pub mod inbox;
 pub mod order;
 pub mod payment_supervisor;
 pub mod provider_tasks;
+pub mod reconciler;
 pub mod refunds;
 pub mod releaser;
 pub mod sale;

@@ -7,6 +7,7 @@ mod groups;
 mod interleavings;
 mod payments;
 mod pooler;
+mod reconcile;
 mod refunds;
 mod requests;
 mod startup;
