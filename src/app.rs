@@ -17,11 +17,13 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::actors::breaker::{Breaker, Breakers};
+use crate::actors::conservation::Conservation;
 use crate::actors::desk::{Desk, Probes};
 use crate::actors::inbox::{self, Inbox};
 use crate::actors::order::{self, Orders};
 use crate::actors::payment_supervisor::{self, Supervisor};
 use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
+use crate::actors::reconciler::ReconcileWorker;
 use crate::actors::refunds::Refunds;
 use crate::actors::releaser::Releaser;
 use crate::actors::sale::{self, Committer, Sales};
@@ -38,6 +40,7 @@ use crate::provider::metered::Metered;
 use crate::provider::mock::{self, MockProvider};
 use crate::provider::stripe::{self, Stripe};
 use crate::provider::webhook::{Reader, Webhooks};
+use crate::reconcile::{LoadsAlone, Reconciler};
 use crate::signature::{Key, Scheme, Verifier};
 use crate::sockets;
 use crate::store::{self, Store};
@@ -71,11 +74,7 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let config = within_open_files(config)?;
     let store = Store::new(&config.postgres)?;
     wait_for_postgres(&store).await?;
-    let gate = Gate::new(&gate::Settings {
-        url: config.redis.url.as_str().to_owned(),
-        response_timeout: config.redis.response_timeout(),
-        connect_timeout: config.redis.connect_timeout(),
-    })?;
+    let gate = redis(&config)?;
     match gate.check_policy().await {
         Ok(()) => {}
         Err(error @ gate::Error::EvictingPolicy { .. }) => {
@@ -159,6 +158,34 @@ fn within_open_files(mut config: Config) -> anyhow::Result<Config> {
         "the system allows fewer open files than http.max_connections and payment.max_in_flight need: both are lowered"
     );
     Ok(config)
+}
+
+/// The gate in the Redis that is configured.
+fn redis(config: &Config) -> Result<Gate, gate::Error> {
+    Gate::new(&gate::Settings {
+        url: config.redis.url.as_str().to_owned(),
+        response_timeout: config.redis.response_timeout(),
+        connect_timeout: config.redis.connect_timeout(),
+    })
+}
+
+/// A reconciler by itself, beside whatever engines there are: for a command.
+///
+/// # Errors
+/// When an address isn't one.
+pub fn reconciler(config: &Config) -> anyhow::Result<Reconciler> {
+    let (store, gate) = (Store::new(&config.postgres)?, redis(config)?);
+    let loads = LoadsAlone {
+        store: store.clone(),
+        gate: gate.clone(),
+    };
+    Ok(Reconciler::new(
+        store,
+        gate,
+        payment_provider(config)?,
+        Arc::new(loads),
+        config.sweeper.reaper_grace(),
+    ))
 }
 
 /// The client of the payment provider that is configured.
@@ -334,6 +361,26 @@ impl Engine {
             &arbiters.orders.handle(),
             runtime.clone(),
         );
+        let reconciler = ReconcileWorker {
+            reconciler: Reconciler::new(
+                store.clone(),
+                gate.clone(),
+                provider.clone(),
+                Arc::new(sales.clone()),
+                config.sweeper.reaper_grace(),
+            ),
+            store: store.clone(),
+            tasks: tasks.clone(),
+            period: config.reconcile.period(),
+            lookback: config.reconcile.lookback(),
+        };
+        runtime.spawn(reconciler.run());
+        let conservation = Conservation {
+            store: store.clone(),
+            sales: sales.clone(),
+            period: config.reconcile.gap_period(),
+        };
+        runtime.spawn(conservation.run());
         let worker = TaskWorker {
             store: store.clone(),
             refunds,

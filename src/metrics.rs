@@ -20,10 +20,11 @@ use metrics::Gauge;
 
 pub use labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, SendEnd, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, ReconcileResult, RefundStage, SendEnd, WebhookRefusal, What,
 };
 pub use registry::{Exporter, describe_and_register, install};
 
+use crate::domain::reconcile::Kind as DifferenceKind;
 use crate::domain::{News, OrderStatus, SaleId, Stock};
 use registry::registry;
 
@@ -123,7 +124,9 @@ metrics! {
     SALE_QUANTITY_UNITS = Gauge "fluxbuy_sale_quantity_units" ["sale"]
         "All units of an active sale (units)";
     CONSERVATION_GAP_UNITS = Gauge "fluxbuy_conservation_gap_units" ["sale"]
-        "Units of an active sale that are unaccounted for; anything but 0 is a violation (units)";
+        "Units of an active sale that neither are available nor belong to an order; anything but 0 is a violation (units)";
+    GATE_GAP_UNITS = Gauge "fluxbuy_gate_gap_units" ["sale"]
+        "Units by which the gate's stock of an active sale is off while nothing moves, 0 while anything does (units)";
     GATE_DEGRADED = Gauge "fluxbuy_gate_degraded" []
         "1 while orders are taken through Postgres alone because Redis doesn't answer";
     GATE_EVICTING = Gauge "fluxbuy_gate_evicting" []
@@ -138,6 +141,12 @@ metrics! {
         "When the sweeper last got through a pass, 0 before the first (seconds since 1970)";
     SWEEPER_PASSES = Counter "fluxbuy_sweeper_passes_total" ["result"]
         "Passes of the sweeper by how they ended (passes)";
+    RECONCILE_DIFFERENCES = Counter "fluxbuy_reconcile_differences_total" ["kind", "result"]
+        "Differences between Postgres, gate and provider that periodic passes found, by what became of them (differences)";
+    RECONCILE_DIFFERENCES_LEFT = Gauge "fluxbuy_reconcile_differences_left" []
+        "Differences that this engine's last pass found and could not repair, 0 while another engine makes the passes (differences)";
+    RECONCILE_LAST_PASS_TIMESTAMP_SECONDS = Gauge "fluxbuy_reconcile_last_pass_timestamp_seconds" []
+        "When this engine last got through a pass that could look at all three sides, 0 before the first (seconds since 1970)";
     POSTGRES_BREAKER_OPEN = Gauge "fluxbuy_postgres_breaker_open" []
         "1 while orders are turned away because Postgres can't be asked";
     ACTOR_RESTARTS = Counter "fluxbuy_actor_restarts_total" ["actor"]
@@ -301,6 +310,33 @@ pub fn dead_letters(tasks: usize) {
 /// The stock of an active sale, all figures of one instant. Once the sale is over, [`forget_sale`].
 pub fn stock(sale: SaleId, stock: &Stock) {
     registry().sales.set(sale, *stock);
+}
+
+/// Units of an active sale that neither are available nor belong to an order, by one look at the rows. Nothing, once its series have ended.
+pub fn conservation_gap(sale: SaleId, units: i64) {
+    registry().sales.set_gap(sale, units);
+}
+
+/// Units by which the gate's stock of an active sale is off while nothing moves. Nothing, once its series have ended.
+pub fn gate_gap(sale: SaleId, units: i64) {
+    registry().sales.set_gate_gap(sale, units);
+}
+
+/// A periodic pass has found a difference.
+pub fn reconcile_difference(kind: DifferenceKind, result: ReconcileResult) {
+    registry().reconcile_difference(kind, result).increment(1);
+}
+
+/// So many differences are left after a pass of this engine.
+pub fn reconcile_left(differences: usize) {
+    registry().reconcile_differences_left.set(differences as f64);
+}
+
+/// A pass that could look at all three sides ended at `now`.
+pub fn reconcile_pass(now: Timestamp) {
+    registry()
+        .reconcile_last_pass_timestamp_seconds
+        .set(now.as_millisecond() as f64 / 1_000.0);
 }
 
 /// The sale isn't active any more: its series end, so that their number is bounded by the sales that are.

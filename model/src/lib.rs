@@ -7,4 +7,3 @@
 pub mod landmarks;
 pub mod money;
 pub mod run;
-

@@ -17,8 +17,8 @@ use crate::store::Store;
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a sale that has nothing left to do is still shown.
 const SHOWN_AFTER_ITS_END: Duration = Duration::from_mins(15);
-/// Sales that are shown at a time, the latest ones: each is five series.
-const MAX_SHOWN: usize = 1_000;
+/// Sales that are shown at a time, the latest ones: each is six series.
+pub(super) const MAX_SHOWN: usize = 1_000;
 
 /// What is watched.
 pub struct Watch {

@@ -33,7 +33,7 @@ pub use error::Error;
 pub use load::{LoadedOrder, SaleFacts};
 pub use release::{Release, Released};
 pub use reserve::{MAX_BATCH_REQUESTS, Reservation, Reserve, Verdict};
-pub use scan::{HeldReservation, Pulse};
+pub use scan::{HeldReservation, Pulse, Standing};
 
 use link::Link;
 

@@ -11,10 +11,11 @@ use rustc_hash::FxBuildHasher;
 
 use super::labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, SendEnd, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, ReconcileResult, RefundStage, SendEnd, WebhookRefusal, What,
 };
 use super::sales::Sales;
 use super::{ALL, Kind, Metric};
+use crate::domain::reconcile::Kind as DifferenceKind;
 use crate::domain::{Event, News, OrderStatus, transition};
 
 /// Upper bounds for times, in seconds: dense where a purchase is expected (p50 14 ms, p99 24 ms were measured) and
@@ -137,6 +138,9 @@ pub(super) struct Registry {
     pub(super) gate_releases_pending: Gauge,
     pub(super) sweeper_last_pass_timestamp_seconds: Gauge,
     pub(super) sweeper_passes: Family<Counter>,
+    reconcile_differences: Vec<Counter>,
+    pub(super) reconcile_differences_left: Gauge,
+    pub(super) reconcile_last_pass_timestamp_seconds: Gauge,
     pub(super) postgres_breaker_open: Gauge,
     pub(super) actor_restarts: Family<Counter>,
     pub(super) connections: Gauge,
@@ -223,6 +227,16 @@ impl Registry {
             sweeper_passes: Family::new(|result: PassResult| {
                 make.counter(super::SWEEPER_PASSES, &[result.text()])
             }),
+            reconcile_differences: DifferenceKind::ALL
+                .iter()
+                .flat_map(|kind| ReconcileResult::ALL.iter().map(move |result| (kind, result)))
+                .map(|(kind, result)| {
+                    make.counter(super::RECONCILE_DIFFERENCES, &[kind.text(), result.text()])
+                })
+                .collect(),
+            reconcile_differences_left: make.gauge(super::RECONCILE_DIFFERENCES_LEFT, &[]),
+            reconcile_last_pass_timestamp_seconds: make
+                .gauge(super::RECONCILE_LAST_PASS_TIMESTAMP_SECONDS, &[]),
             postgres_breaker_open: make.gauge(super::POSTGRES_BREAKER_OPEN, &[]),
             actor_restarts: Family::new(|actor: Actor| make.counter(super::ACTOR_RESTARTS, &[actor.text()])),
             connections: make.gauge(super::CONNECTIONS, &[]),
@@ -262,6 +276,10 @@ impl Registry {
 
     pub(super) fn provider_request(&self, op: ProviderOp, outcome: ProviderOutcome) -> &Counter {
         &self.provider_requests[op.index() * ProviderOutcome::ALL.len() + outcome.index()]
+    }
+
+    pub(super) fn reconcile_difference(&self, kind: DifferenceKind, result: ReconcileResult) -> &Counter {
+        &self.reconcile_differences[kind.index() * ReconcileResult::ALL.len() + result.index()]
     }
 
     pub(super) fn webhook_delivery(
@@ -569,6 +587,9 @@ mod tests {
         registry
             .provider_request(ProviderOp::Refund, ProviderOutcome::RateLimited)
             .increment(1);
+        registry
+            .reconcile_difference(DifferenceKind::HeldUnits, ReconcileResult::Left)
+            .increment(1);
         registry.batch_size.at(What::Reserve).record(3.0);
         registry.request("/v1/no/such/route", 404, Duration::from_millis(7));
         registry.request("/v1/no/such/route", 404, Duration::from_millis(7));
@@ -613,6 +634,16 @@ mod tests {
                 "fluxbuy_provider_requests_total",
                 &[("op", "refund"), ("outcome", "rate_limited")],
                 1.0,
+            ),
+            (
+                "fluxbuy_reconcile_differences_total",
+                &[("kind", "held_units"), ("result", "left")],
+                1.0,
+            ),
+            (
+                "fluxbuy_reconcile_differences_total",
+                &[("kind", "held_units"), ("result", "repaired")],
+                0.0,
             ),
             (
                 "fluxbuy_batch_size_bucket",

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 
 use super::{
     CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider, Reference, RefundOutcome,
@@ -119,7 +120,7 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
         )
     }
 
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
-        self.0.book()
+    fn book(&self, since: Option<Timestamp>) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+        self.0.book(since)
     }
 }

@@ -8,6 +8,7 @@ mod interleavings;
 mod outages;
 mod payments;
 mod pooler;
+mod reconcile;
 mod refunds;
 mod requests;
 mod startup;

@@ -287,7 +287,7 @@ async fn what_is_done_is_not_done_again_whatever_stripe_makes_of_keys() {
         RefundOutcome::Refunded
     );
     assert_eq!(stripe.refunds().await.iter().sum::<i64>(), 1000);
-    let book = adapter.book().await.unwrap();
+    let book = adapter.book(None).await.unwrap();
     assert_eq!((book[0].captured_minor, book[0].refunded_minor), (1000, 1000));
 
     // Who isn't known there, does nothing there.
@@ -315,7 +315,7 @@ async fn the_book_is_read_page_by_page() {
         };
         assert!(matches!(adapter.open(&charge).await, OpenOutcome::Opened(_)));
     }
-    let book = adapter.book().await.unwrap();
+    let book = adapter.book(None).await.unwrap();
     assert_eq!(book.len(), 205);
     assert!(book.iter().all(|entry| entry.captured_minor == 0));
 }

@@ -1,0 +1,209 @@
+//! The engine's periodic pass: the same looks as a run's, at what has moved since the last pass. What a pass remembers only spares it work.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::money::{self, MARGIN, Scope};
+use super::{Error, Reconciler, Report};
+use crate::domain::SaleId;
+use crate::domain::reconcile::Found;
+use crate::gate::Standing;
+use crate::store::{StandingSale, Which};
+
+/// Orders whose money one pass looks at; the next one goes on from there.
+const MAX_ORDERS: u64 = 100_000;
+/// Every so many passes, the first one included, all sales are looked at, whether they have moved or not.
+const PASSES_PER_LOOK_AT_ALL: u64 = 12;
+
+/// What the passes of one engine remember.
+#[derive(Debug, Default)]
+pub struct Memory {
+    passes: u64,
+    sales: HashMap<SaleId, Remembered>,
+    /// Where the walk through orders goes on; `None`: from the beginning.
+    walk: Option<Which>,
+}
+
+/// A sale as the last pass left it.
+#[derive(Debug)]
+struct Remembered {
+    epoch: i64,
+    available: i64,
+    standing: Standing,
+    /// All of it was compared as it stands, and nothing was wrong.
+    compared: bool,
+    /// The version of the inventory row under which the counters were right.
+    counted: Option<String>,
+}
+
+impl Reconciler {
+    /// One pass: sales that are on offer, have open orders, or closed within `lookback`, and orders that were made within it. Repairs what may be repaired.
+    pub async fn pass(&self, memory: &mut Memory, lookback: Duration) -> Report {
+        let mut report = Report::default();
+        if memory.passes.is_multiple_of(PASSES_PER_LOOK_AT_ALL) {
+            for sale in memory.sales.values_mut() {
+                (sale.compared, sale.counted) = (false, None);
+            }
+        }
+        memory.passes += 1;
+        let sales = match self.store.standing_sales(None, Some(lookback)).await {
+            Ok(sales) => sales,
+            Err(error) => {
+                report.missed(&error.into());
+                return report;
+            }
+        };
+        report.sales = sales.len() as u64;
+        let mut found = Found::default();
+        for looked in [
+            self.look_at_gate_of_moved(&sales, memory).await,
+            self.look_at_stock_of_moved(&sales, memory).await,
+            self.look_at_recent_money(memory, lookback, &mut report).await,
+        ] {
+            match looked {
+                Ok(more) => found.merge(more),
+                Err(error) => report.missed(&error),
+            }
+        }
+        self.settle(found, false, &mut report).await;
+        report
+    }
+
+    /// Sales that stand as they did at the last pass, and weren't compared like this. While a sale moves, the reaper looks at it.
+    async fn look_at_gate_of_moved(
+        &self,
+        sales: &[StandingSale],
+        memory: &mut Memory,
+    ) -> Result<Found, Error> {
+        let mut found = Found::default();
+        let old = self.gate.now().await? - self.grace;
+        let mut before = std::mem::take(&mut memory.sales);
+        for sale in sales {
+            let standing = self.gate.standing(sale.sale).await?;
+            let mut now = Remembered {
+                epoch: sale.epoch,
+                available: sale.available,
+                standing,
+                compared: false,
+                counted: None,
+            };
+            if let Some(last) = before.remove(&sale.sale) {
+                now.counted = last.counted;
+                if (last.epoch, last.available, last.standing) == (now.epoch, now.available, now.standing) {
+                    now.compared = last.compared;
+                    if !now.compared {
+                        let looked = self.gate.look(sale, standing, true, old).await?;
+                        now.compared = looked == Found::default();
+                        found.merge(looked);
+                    }
+                } else {
+                    found.in_flight += 1;
+                }
+            }
+            memory.sales.insert(sale.sale, now);
+        }
+        Ok(found)
+    }
+
+    /// The counters of sales whose inventory row was written to since they were right.
+    async fn look_at_stock_of_moved(
+        &self,
+        sales: &[StandingSale],
+        memory: &mut Memory,
+    ) -> Result<Found, Error> {
+        let is_counted = |sale: &&StandingSale| {
+            let remembered = memory.sales.get(&sale.sale);
+            remembered.and_then(|last| last.counted.as_ref()) == Some(&sale.version)
+        };
+        let moved: Vec<&StandingSale> = sales.iter().filter(|sale| !is_counted(sale)).collect();
+        let mut found = Found::default();
+        if moved.is_empty() {
+            return Ok(found);
+        }
+        let ids: Vec<SaleId> = moved.iter().map(|sale| sale.sale).collect();
+        let counters = self.store.counters(Some(&ids), true).await?;
+        let mut wrong: HashMap<SaleId, usize> = HashMap::new();
+        for counters in counters {
+            let differences = counters.differences();
+            wrong.insert(counters.sale, differences.len());
+            found.findings.extend(differences);
+        }
+        for sale in moved {
+            let mut count = wrong.get(&sale.sale).copied().unwrap_or(0);
+            if sale.limited {
+                let allotments = self.look_at_allotments(sale.sale).await?;
+                count += usize::from(allotments.is_some());
+                found.findings.extend(allotments);
+            }
+            if let Some(remembered) = memory.sales.get_mut(&sale.sale) {
+                remembered.counted = (count == 0).then(|| sale.version.clone());
+            }
+        }
+        Ok(found)
+    }
+
+    /// A stretch of the orders that were made within `lookback`, and what the provider's book has of them.
+    async fn look_at_recent_money(
+        &self,
+        memory: &mut Memory,
+        lookback: Duration,
+        report: &mut Report,
+    ) -> Result<Found, Error> {
+        let lookback = SignedDuration::try_from(lookback).unwrap_or(SignedDuration::MAX);
+        let since = self
+            .store
+            .now()
+            .await?
+            .checked_sub(lookback)
+            .unwrap_or(Timestamp::MIN);
+        let book_since = since.checked_sub(MARGIN).unwrap_or(Timestamp::MIN);
+        let book = match self.read_book(Some(book_since)).await {
+            Ok(book) => Some(book),
+            Err(error) => {
+                report.missed(&error);
+                None
+            }
+        };
+        let begins_anew = memory.walk.is_none();
+        let start = memory
+            .walk
+            .take()
+            .unwrap_or_else(|| Which::After(money::first_made_at(since)));
+        let scope = Scope::Some {
+            orders: MAX_ORDERS,
+            since,
+        };
+        let walked = self.walk(start.clone(), scope, book.as_ref()).await?;
+        report.orders = walked.orders;
+        let mut found = walked.found;
+        if let Some(book) = &book {
+            // The book's charges of the same stretch. Those of older orders are looked at with its beginning.
+            let (first, last) = (place(&start), walked.next.as_ref().map(place));
+            let rest: Vec<_> = book
+                .orders()
+                .filter(|order| !walked.seen.contains(order))
+                .filter(|order| {
+                    (begins_anew || first.is_none_or(|first| *order > first))
+                        && last.flatten().is_none_or(|last| *order <= last)
+                })
+                .collect();
+            found.merge(self.look_at_these(&rest, Some(book), scope).await?);
+            if begins_anew {
+                found.merge(book.strangers());
+            }
+        }
+        let found = self.look_again(found, book.is_some(), Some(book_since)).await?;
+        memory.walk = walked.next;
+        Ok(found)
+    }
+}
+
+/// Where a walk by ids is.
+fn place(which: &Which) -> Option<crate::domain::OrderId> {
+    match which {
+        Which::After(order) => Some(*order),
+        Which::OfSale(..) | Which::These(_) => None,
+    }
+}
