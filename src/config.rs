@@ -702,7 +702,7 @@ impl Config {
         check.range(
             "reconcile.lookback_ms",
             reconcile.lookback_ms,
-            60_000..=2_592_000_000,
+            1_000..=2_592_000_000,
         );
         check.range(
             "reconcile.gap_period_ms",

@@ -144,7 +144,7 @@ metrics! {
     RECONCILE_DIFFERENCES = Counter "fluxbuy_reconcile_differences_total" ["kind", "result"]
         "Differences between Postgres, gate and provider that periodic passes found, by what became of them (differences)";
     RECONCILE_DIFFERENCES_LEFT = Gauge "fluxbuy_reconcile_differences_left" []
-        "Differences that this engine's last pass found and could not repair, 0 while another engine makes the passes (differences)";
+        "Differences that this engine's last whole pass found and could not repair, 0 while another engine makes the passes (differences)";
     RECONCILE_LAST_PASS_TIMESTAMP_SECONDS = Gauge "fluxbuy_reconcile_last_pass_timestamp_seconds" []
         "When this engine last got through a pass that could look at all three sides, 0 before the first (seconds since 1970)";
     POSTGRES_BREAKER_OPEN = Gauge "fluxbuy_postgres_breaker_open" []

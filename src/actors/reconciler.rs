@@ -84,11 +84,11 @@ impl ReconcileWorker {
         if report.repaired() > 0 {
             self.tasks.wake();
         }
-        metrics::reconcile_left(report.left());
         for (side, error) in &report.away {
             tracing::warn!(side = side.as_str(), %error, "a pass of reconciling could not look at one side");
         }
         if report.away.is_empty() {
+            metrics::reconcile_left(report.left());
             metrics::reconcile_pass(Timestamp::now());
         }
         tracing::debug!(

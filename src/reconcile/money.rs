@@ -95,9 +95,7 @@ impl Reconciler {
             for dossier in page {
                 walked.orders += 1;
                 walked.found.merge(compare(&dossier, book, scope));
-                if book.is_some() {
-                    walked.seen.insert(dossier.order);
-                }
+                walked.seen.insert(dossier.order);
             }
             next = after;
         }
@@ -196,7 +194,7 @@ fn compare(dossier: &Dossier, book: Option<&Book>, scope: Scope) -> Found {
 }
 
 /// The order that a finding about money is about.
-fn order_of(finding: &Finding) -> Option<OrderId> {
+pub(super) fn order_of(finding: &Finding) -> Option<OrderId> {
     let name = finding
         .of
         .strip_prefix("order ")

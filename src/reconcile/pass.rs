@@ -7,8 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::money::{self, MARGIN, Scope};
 use super::{Error, Reconciler, Report};
-use crate::domain::SaleId;
-use crate::domain::reconcile::Found;
+use crate::domain::reconcile::{Finding, Found, Outcome};
+use crate::domain::{OrderId, SaleId};
 use crate::gate::Standing;
 use crate::store::{StandingSale, Which};
 
@@ -16,6 +16,8 @@ use crate::store::{StandingSale, Which};
 const MAX_ORDERS: u64 = 100_000;
 /// Every so many passes, the first one included, all sales are looked at, whether they have moved or not.
 const PASSES_PER_LOOK_AT_ALL: u64 = 12;
+/// Orders whose money was left different that are remembered.
+const MAX_LEFT: usize = 10_000;
 
 /// What the passes of one engine remember.
 #[derive(Debug, Default)]
@@ -24,6 +26,16 @@ pub struct Memory {
     sales: HashMap<SaleId, Remembered>,
     /// Where the walk through orders goes on; `None`: from the beginning.
     walk: Option<Which>,
+    /// Money that the last pass has found different and left. It is looked at until it isn't, however old it gets.
+    left: Option<Left>,
+}
+
+#[derive(Debug, Clone)]
+struct Left {
+    /// Whose.
+    orders: Vec<OrderId>,
+    /// Since when the orders were made, at most so long ago.
+    since: Timestamp,
 }
 
 /// A sale as the last pass left it.
@@ -56,6 +68,7 @@ impl Reconciler {
             }
         };
         report.sales = sales.len() as u64;
+        let left_before = memory.left.clone();
         let mut found = Found::default();
         for looked in [
             self.look_at_gate_of_moved(&sales, memory).await,
@@ -68,6 +81,28 @@ impl Reconciler {
             }
         }
         self.settle(found, false, &mut report).await;
+        if !report.away.is_empty() {
+            // Whether it is still so couldn't be seen.
+            memory.left = left_before;
+            return report;
+        }
+        memory.left = memory.left.take().filter(|_| {
+            let is_money = |finding: &Finding| finding.sale.is_none() || money::order_of(finding).is_some();
+            report
+                .rows
+                .iter()
+                .any(|(finding, outcome)| *outcome == Outcome::Left && is_money(finding))
+        });
+        if let Some(left) = &mut memory.left {
+            let rows = report
+                .rows
+                .iter()
+                .filter(|(_, outcome)| *outcome == Outcome::Left);
+            left.orders = rows
+                .filter_map(|(finding, _)| money::order_of(finding))
+                .take(MAX_LEFT)
+                .collect();
+        }
         report
     }
 
@@ -152,19 +187,21 @@ impl Reconciler {
         report: &mut Report,
     ) -> Result<Found, Error> {
         let lookback = SignedDuration::try_from(lookback).unwrap_or(SignedDuration::MAX);
-        let since = self
+        let recent = self
             .store
             .now()
             .await?
             .checked_sub(lookback)
             .unwrap_or(Timestamp::MIN);
+        let left = memory.left.take();
+        let since = left.as_ref().map_or(recent, |left| left.since.min(recent));
         let book_since = since.checked_sub(MARGIN).unwrap_or(Timestamp::MIN);
         let book = self.read_book(Some(book_since), report).await;
         let begins_anew = memory.walk.is_none();
         let start = memory
             .walk
             .take()
-            .unwrap_or_else(|| Which::After(money::first_made_at(since)));
+            .unwrap_or_else(|| Which::After(money::first_made_at(recent)));
         let scope = Scope::Some {
             orders: MAX_ORDERS,
             since,
@@ -172,32 +209,40 @@ impl Reconciler {
         let walked = self.walk(start.clone(), scope, book.as_ref()).await?;
         report.orders = walked.orders;
         let mut found = walked.found;
+        let mut looked = walked.seen;
         if let Some(book) = &book {
             // The book's charges of the same stretch. Those of older orders are looked at with its beginning.
             let (first, last) = (place(&start), walked.next.as_ref().map(place));
             let rest: Vec<_> = book
                 .orders()
-                .filter(|order| !walked.seen.contains(order))
+                .filter(|order| !looked.contains(order))
                 .filter(|order| {
                     (begins_anew || first.is_none_or(|first| *order > first))
                         && last.flatten().is_none_or(|last| *order <= last)
                 })
                 .collect();
             found.merge(self.look_at_these(&rest, Some(book), scope).await?);
-            if begins_anew {
-                found.merge(book.strangers());
-            }
+            looked.extend(rest);
+            found.merge(book.strangers());
         }
+        let left = left.map_or_else(Vec::new, |left| left.orders);
+        let left: Vec<OrderId> = left.into_iter().filter(|order| !looked.contains(order)).collect();
+        found.merge(self.look_at_these(&left, book.as_ref(), scope).await?);
         let found = self
             .look_again(found, book.is_some(), Some(book_since), report)
             .await?;
         memory.walk = walked.next;
+        // Kept by the end of the pass, should something be left.
+        memory.left = Some(Left {
+            orders: Vec::new(),
+            since,
+        });
         Ok(found)
     }
 }
 
 /// Where a walk by ids is.
-fn place(which: &Which) -> Option<crate::domain::OrderId> {
+fn place(which: &Which) -> Option<OrderId> {
     match which {
         Which::After(order) => Some(*order),
         Which::OfSale(..) | Which::These(_) => None,

@@ -933,6 +933,51 @@ async fn late_money_that_reconciling_finds_and_a_webhook_tells_of_goes_back_once
     bed.settled_and_clean(&scene.sale).await;
 }
 
+/// Money that is different stays told when its order is older than what passes look at.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_is_told_until_it_is_gone_however_old_it_gets() {
+    let bed = setup()
+        .set("reconcile.period_ms", 200)
+        .set("reconcile.lookback_ms", 3_000)
+        .start()
+        .await;
+    let sale = bed.sale(2).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    bed.wait_for_status(&order, "ann", "paid").await;
+    let refund = json!({"reference": "made in the console", "amount_minor": 10});
+    let url = format!("{}/charges/{order}:1/refunds", bed.provider_url);
+    assert_eq!(bed.client.post(&url, &[], &refund).await.status, 200);
+    let left = || bed.metric("fluxbuy_reconcile_differences_left", &[]);
+    let told = || {
+        bed.metric(
+            "fluxbuy_reconcile_differences_total",
+            &["kind=\"unknown_refund\""],
+        )
+    };
+    eventually("it is told", || async { left().await == 1 }).await;
+    let age =
+        "SELECT extract(epoch FROM clock_timestamp() - created_at)::bigint FROM orders WHERE sale_id = $1";
+    eventually("it is older than passes look back", || async {
+        bed.count(age, &sale).await > 4
+    })
+    .await;
+    let before = told().await;
+    eventually("passes tell of it still", || async { told().await > before + 3 }).await;
+    assert_eq!(left().await, 1);
+    // A person enters it.
+    sqlx::raw_sql(AssertSqlSafe(format!(
+        "UPDATE payments SET refunded_minor = 10 WHERE order_id = '{order}';
+         INSERT INTO refunds (order_id, sale_id, attempt, number, amount_minor, return_units, reason, idempotency_digest, status, done_at)
+         VALUES ('{order}', '{sale}', 1, 1, 10, false, 'requested', gen_random_uuid(), 'DONE', now());
+         INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, refund, amount_minor, currency)
+         VALUES ('{order}', '{sale}', 1, 'REFUND', 1, 10, 'EUR')"
+    )))
+    .execute(&bed.db)
+    .await
+    .unwrap();
+    eventually("it is gone", || async { left().await == 0 }).await;
+}
+
 /// A Redis that has gone back in time, with many sales: few are loaded at a time.
 #[tokio::test(flavor = "multi_thread")]
 async fn few_sales_are_loaded_anew_at_a_time() {
