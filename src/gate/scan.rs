@@ -51,16 +51,7 @@ impl Gate {
     /// # Errors
     /// What is in the way.
     pub async fn pulse(&self, sale: SaleId) -> Result<Option<Pulse>, Error> {
-        let mut reply = Reply::new(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)?;
-        match reply.readiness()? {
-            Readiness::Unprimed | Readiness::Loading => Ok(None),
-            Readiness::Ready => Ok(Some(Pulse {
-                epoch: reply.parsed()?,
-                available: reply.parsed()?,
-                keys: reply.int()?.unsigned_abs(),
-                changes: reply.parsed()?,
-            })),
-        }
+        read_pulse(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)
     }
 
     /// The purchases that the sale knows: all that were known when it was called, and some of those that came to be known
@@ -126,6 +117,20 @@ impl Gate {
     }
 }
 
+/// Reads what the script answers; `None` while the sale isn't loaded.
+pub(super) fn read_pulse(answer: Value) -> Result<Option<Pulse>, Error> {
+    let mut reply = Reply::new(answer)?;
+    match reply.readiness()? {
+        Readiness::Unprimed | Readiness::Loading => Ok(None),
+        Readiness::Ready => Ok(Some(Pulse {
+            epoch: reply.parsed()?,
+            available: reply.parsed()?,
+            keys: reply.int()?.unsigned_abs(),
+            changes: reply.parsed()?,
+        })),
+    }
+}
+
 fn owned(value: &Value) -> Result<String, Error> {
     reply::text(value).map(str::to_owned)
 }
@@ -135,7 +140,7 @@ fn parsed_uuid(text: &str) -> Result<Uuid, Error> {
 }
 
 /// Reads an entry of the hash of reservations: the order, and `quantity:reserved_at_us:digest:buyer`.
-fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
+pub(super) fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
     let unreadable = || Error::Other(format!("an unreadable reservation: {value:?}"));
     // The buyer comes last, because it may hold colons.
     let mut parts = value.splitn(4, ':');
