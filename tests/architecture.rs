@@ -35,6 +35,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("http", &["domain", "config", "metrics", "actors"]),
     ("mock_provider", &["signature", "sockets"]),
     ("services", &["store"]),
+    (
+        "fuzz",
+        &["domain", "gate", "http", "metrics", "provider", "signature"],
+    ),
     ("tables", &["domain", "store", "reconcile"]),
     ("ledger", &["domain", "provider", "store"]),
     ("demo", &["domain", "services", "sockets"]),
