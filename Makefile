@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash-points lint deps dashboards-check bench profile
+.PHONY: help demo test crash-points model lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -21,6 +21,9 @@ test: deps ## Every test and every stress scenario, against real servers
 
 crash-points: deps ## The recovery suite: the engine dies at each boundary between two effects, and another takes over (5 minutes)
 	$(CARGO) test --locked --features test-switches --test crash_points
+
+model: ## The model checker's larger runs: more buyers, more hands, more faults (a quarter of an hour; the small ones are part of the tests)
+	$(CARGO) test --release --locked -p model --test large -- --ignored --nocapture --test-threads 1
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check
