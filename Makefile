@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash-points soak fuzz lint deps dashboards-check bench profile
+.PHONY: help demo test crash-points model soak fuzz lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -30,6 +30,9 @@ soak: ## Every fault under load, for SEEDS seeds (20), in a release build, and c
 fuzz: ## What comes from outside, by coverage, for SECONDS (60) per target (TARGETS="..."); CI replays fuzz/corpus and bends it
 	@scripts/install-services.sh c++
 	@scripts/fuzz.sh $(or $(SECONDS),60) $(TARGETS)
+
+model: ## The model checker's larger runs: more buyers, more hands, more faults (a quarter of an hour; the small ones are part of the tests)
+	$(CARGO) test --release --locked -p model --test large -- --ignored --nocapture --test-threads 1
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check

@@ -146,3 +146,15 @@ fn a_refund_that_is_noted_whatever_it_was_is_noted_twice() {
     };
     must_break("noted twice", model, property::LEDGER);
 }
+
+#[test]
+fn a_task_that_is_taken_away_whoever_noted_it_forgets_what_was_set_aside() {
+    let model = Money {
+        kept_voids: false,
+        ..two_step(Guards {
+            loan: false,
+            ..Guards::ALL
+        })
+    };
+    must_break("tasks go off their loan", model, property::HEALS);
+}
