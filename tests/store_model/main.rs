@@ -27,7 +27,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::life::{End, Life, PRICE_MINOR, Step, Under, Wish};
-use crate::model::{Answer, Met, Model, Sale};
+use crate::model::{Answer, Met, Model, Order, Sale};
 
 /// Longer than a life: what is on loan isn't due again.
 const LOAN: Duration = Duration::from_hours(1);
@@ -87,6 +87,9 @@ struct Living<'a> {
 
 /// Takes a life's steps on the store and on the model, and compares what they say, and at the end all that is written down.
 async fn live(ground: &Ground, life: &Life) -> Result<(), TestCaseError> {
+    // What is due belongs to no sale in particular: a life must not find what another has left.
+    ground.run("DELETE FROM provider_tasks").await;
+    ground.run("DELETE FROM dead_letters").await;
     let mut living = Living {
         ground,
         store: &ground.store,
@@ -111,9 +114,6 @@ async fn live(ground: &Ground, life: &Life) -> Result<(), TestCaseError> {
     if lived.is_ok() {
         lived = living.rows_agree().await;
     }
-    // What is due belongs to nobody in particular: the next life must not find it.
-    ground.run("DELETE FROM provider_tasks").await;
-    ground.run("DELETE FROM dead_letters").await;
     lived
 }
 
@@ -147,12 +147,21 @@ impl Living<'_> {
         life::member(self.number, self.sales[place], place, member)
     }
 
-    /// One of the orders that exist, mostly; and its sale.
-    fn pick(&self, pick: u8) -> (OrderId, SaleId) {
-        let orders = &self.model.orders;
-        let nth = usize::from(pick) % (orders.len() + 1);
-        let found = orders.iter().nth(nth).map(|(id, order)| (*id, order.sale));
-        found.unwrap_or_else(|| (self.member(0, u8::MAX).order, self.sales[0]))
+    /// Mostly an order to which this can happen, and its sale; now and then any order, or one that doesn't exist.
+    fn pick(&self, pick: u8, can: impl Fn(&Order) -> bool) -> (OrderId, SaleId) {
+        let orders = self
+            .model
+            .orders
+            .iter()
+            .map(|(id, order)| (*id, order.sale, can(order)));
+        let mut orders: Vec<_> = orders.collect();
+        if !pick.is_multiple_of(8) && orders.iter().any(|(.., can)| *can) {
+            orders.retain(|(.., can)| *can);
+        } else {
+            orders.push((self.member(0, u8::MAX).order, self.sales[0], false));
+        }
+        let (order, sale, _) = orders[usize::from(pick) % orders.len()];
+        (order, sale)
     }
 
     async fn take(&mut self, step: &Step) -> Result<(), TestCaseError> {
@@ -161,7 +170,7 @@ impl Living<'_> {
             Step::Group(batches) => self.place_group(batches).await,
             Step::Apply(wishes) => self.apply(wishes).await,
             Step::LateCharge(pick, attempt) => {
-                let (order, sale) = self.pick(*pick);
+                let (order, sale) = self.pick(*pick, is_late);
                 let late = self
                     .store
                     .record_late_charge(order, sale, *attempt, None)
@@ -172,14 +181,14 @@ impl Living<'_> {
                 Ok(())
             }
             Step::VoidLater(pick, attempt) => {
-                let (order, sale) = self.pick(*pick);
+                let (order, sale) = self.pick(*pick, is_late);
                 let later = self.store.void_later(order, sale, *attempt).await.unwrap();
                 prop_assert_eq!(later, self.model.void_later(order, *attempt));
                 self.ground.saw(format!("void later {later}"));
                 Ok(())
             }
             Step::InDoubt(pick) => {
-                let (order, sale) = self.pick(*pick);
+                let (order, sale) = self.pick(*pick, |order| order.status == OrderStatus::Processing);
                 self.store.mark_in_doubt(order, sale, 1).await.unwrap();
                 if let Some(payment) = self.model.orders.get_mut(&order).and_then(|o| o.payment.as_mut())
                     && payment.status == PaymentStatus::Initiated
@@ -394,7 +403,7 @@ impl Living<'_> {
     }
 
     fn change(&self, wish: &Wish) -> Change {
-        let (order, sale) = self.pick(wish.order);
+        let (order, sale) = self.pick(wish.order, |order| order.status.is_open());
         let found = self.model.orders.get(&order);
         let status = found.map_or(OrderStatus::Pending, |order| order.status);
         // What is over is mostly met by somebody who hasn't heard of that.
@@ -418,7 +427,7 @@ impl Living<'_> {
     }
 
     async fn name(&mut self, pick: u8, name: u8) -> Result<(), TestCaseError> {
-        let (order, sale) = self.pick(pick);
+        let (order, sale) = self.pick(pick, |order| order.status == OrderStatus::Processing);
         let named = self
             .store
             .name_charge(order, sale, 1, &format!("pi_{name}"))
@@ -440,7 +449,9 @@ impl Living<'_> {
         units: bool,
         key: u8,
     ) -> Result<(), TestCaseError> {
-        let (order, _) = self.pick(pick);
+        let (order, _) = self.pick(pick, |order| {
+            order.status == OrderStatus::Paid || !order.refunds.is_empty()
+        });
         let amount = self
             .model
             .orders
@@ -463,7 +474,7 @@ impl Living<'_> {
     }
 
     async fn refund_paid(&mut self, pick: u8, attempt: i32, number: i32) -> Result<(), TestCaseError> {
-        let (order, sale) = self.pick(pick);
+        let (order, sale) = self.pick(pick, is_owed);
         let paid = PaidRefund {
             order,
             sale,
@@ -685,6 +696,20 @@ impl Living<'_> {
     }
 }
 
+/// Its charge may still come to light.
+fn is_late(order: &Order) -> bool {
+    order.status == OrderStatus::Failed && order.payment.is_some()
+}
+
+/// Something is to be paid back.
+fn is_owed(order: &Order) -> bool {
+    let due = order
+        .payment
+        .as_ref()
+        .is_some_and(|payment| payment.status == PaymentStatus::RefundDue);
+    due || order.refunds.iter().any(|refund| !refund.done)
+}
+
 fn name(task: &Task) -> model::TaskName {
     (task.order, task.attempt, task.kind.as_sql(), task.refund)
 }
@@ -710,7 +735,7 @@ fn any_life_of_the_store_agrees_with_the_model() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let ground = runtime.block_on(Ground::lay());
     let config = ProptestConfig {
-        cases: 80,
+        cases: 64,
         failure_persistence: None,
         max_shrink_iters: 300,
         ..ProptestConfig::default()
@@ -721,6 +746,7 @@ fn any_life_of_the_store_agrees_with_the_model() {
     }
     // Lives in which nothing much happens would prove nothing.
     let seen = ground.seen.borrow();
+    println!("{seen:#?}");
     for what in [
         "New",
         "Again",
@@ -742,6 +768,6 @@ fn any_life_of_the_store_agrees_with_the_model() {
         "refund paid (true, false, false)",
         "refund paid (true, true, true)",
     ] {
-        assert!(seen.contains_key(what), "never seen: {what}; seen: {seen:#?}");
+        assert!(seen.contains_key(what), "never seen: {what}");
     }
 }
