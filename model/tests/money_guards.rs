@@ -19,12 +19,12 @@ fn one_step(guards: Guards) -> Money {
 }
 
 #[test]
-fn without_the_status_a_swept_order_is_paid_all_the_same() {
+fn without_the_status_an_order_fails_whose_money_is_taken() {
     let guards = Guards {
         status: false,
         ..Guards::ALL
     };
-    must_break("no status condition", one_step(guards), property::STOCK);
+    must_break("no status condition", one_step(guards), property::NO_LATE_MONEY);
 }
 
 #[test]

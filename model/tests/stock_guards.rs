@@ -20,16 +20,6 @@ fn without_the_epoch_a_batch_of_old_keys_takes_what_the_new_ones_sell() {
 }
 
 #[test]
-fn without_the_epoch_and_the_check_a_sale_is_oversold() {
-    let guards = Guards {
-        epoch: false,
-        check: false,
-        ..Guards::ALL
-    };
-    must_break("no epoch and no check", without(guards), property::NEVER_OVERSOLD);
-}
-
-#[test]
 fn without_the_check_engines_that_sell_alone_oversell() {
     let guards = Guards {
         check: false,
