@@ -22,12 +22,15 @@ pub enum Error {
     NoSuchSale,
 }
 
-/// Raises the epoch of a sale and reads what the gate must know of it.
+/// Raises the epoch of a sale, above the one that the gate was found at, and reads what the gate must know of it.
 ///
 /// # Errors
 /// [`Error::NoSuchSale`], or that Postgres can't be asked.
-pub async fn read(store: &Store, sale: &Sale) -> Result<Snapshot, Error> {
-    let snapshot = store.raise_epoch(sale.id).await?.ok_or(Error::NoSuchSale)?;
+pub async fn read(store: &Store, sale: &Sale, above: i64) -> Result<Snapshot, Error> {
+    let snapshot = store
+        .raise_epoch(sale.id, above)
+        .await?
+        .ok_or(Error::NoSuchSale)?;
     crash::at(Point::EpochRaised);
     Ok(snapshot)
 }
@@ -99,7 +102,7 @@ pub async fn anew(store: &Store, gate: &Gate, sale: &Sale, stale: i64) -> Result
         return Ok(());
     }
     let started = Instant::now();
-    let snapshot = read(store, sale).await?;
+    let snapshot = read(store, sale, stale).await?;
     let written = write(gate, sale, snapshot, RebuildReason::Apart).await;
     metrics::gate_seconds(GateOp::Rebuild, started.elapsed());
     written?;

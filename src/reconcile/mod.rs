@@ -313,13 +313,7 @@ impl Reconciler {
 
     /// The money of every order, and the provider's whole book. Without the provider, what Postgres says of itself.
     async fn look_at_money(&self, sale: Option<SaleId>, report: &mut Report) -> Result<Found, Error> {
-        let book = match self.read_book(None).await {
-            Ok(book) => Some(book),
-            Err(error) => {
-                report.missed(&error);
-                None
-            }
-        };
+        let book = self.read_book(None, report).await;
         let start = sale.map_or(Which::After(money::FIRST), |sale| Which::OfSale(sale, None));
         let walked = self.walk(start, money::Scope::Everything, book.as_ref()).await?;
         report.orders += walked.orders;
@@ -327,12 +321,18 @@ impl Reconciler {
         if let (Some(book), None) = (&book, sale) {
             found.merge(self.look_at_the_rest(book, &walked.seen).await?);
         }
-        self.look_again(found, book.is_some(), None).await
+        self.look_again(found, book.is_some(), None, report).await
     }
 
-    async fn read_book(&self, since: Option<jiff::Timestamp>) -> Result<Book, Error> {
-        let entries = self.provider.book(since).await.map_err(Error::Provider)?;
-        Ok(Book::of(entries))
+    /// The provider's book; `None`, and noted in the report, when it can't be read.
+    async fn read_book(&self, since: Option<jiff::Timestamp>, report: &mut Report) -> Option<Book> {
+        match self.provider.book(since).await {
+            Ok(entries) => Some(Book::of(entries)),
+            Err(what) => {
+                report.missed(&Error::Provider(what));
+                None
+            }
+        }
     }
 
     async fn look_for_strays(&self, sale: Option<SaleId>) -> Result<Found, Error> {

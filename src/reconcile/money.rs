@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use super::{Error, Reconciler};
+use super::{Error, Reconciler, Report};
 use crate::domain::reconcile::money::{Dossier, charge_of_no_order};
 use crate::domain::reconcile::{Finding, Found};
 use crate::domain::{BookEntry, ChargeName, OrderId};
@@ -140,18 +140,20 @@ impl Reconciler {
         Ok(found)
     }
 
-    /// Only what a second look finds as well is a difference: the book was read before the orders, and they have moved since.
+    /// Only what a second look finds as well is a difference: the book was read before the orders, and they have moved since. Should the
+    /// provider be away by now, what Postgres says of itself is told all the same.
     pub(super) async fn look_again(
         &self,
         mut found: Found,
         with_book: bool,
         since: Option<Timestamp>,
+        report: &mut Report,
     ) -> Result<Found, Error> {
         if found.findings.is_empty() {
             return Ok(found);
         }
         let book = if with_book {
-            Some(self.read_book(since).await?)
+            self.read_book(since, report).await
         } else {
             None
         };

@@ -159,13 +159,7 @@ impl Reconciler {
             .checked_sub(lookback)
             .unwrap_or(Timestamp::MIN);
         let book_since = since.checked_sub(MARGIN).unwrap_or(Timestamp::MIN);
-        let book = match self.read_book(Some(book_since)).await {
-            Ok(book) => Some(book),
-            Err(error) => {
-                report.missed(&error);
-                None
-            }
-        };
+        let book = self.read_book(Some(book_since), report).await;
         let begins_anew = memory.walk.is_none();
         let start = memory
             .walk
@@ -194,7 +188,9 @@ impl Reconciler {
                 found.merge(book.strangers());
             }
         }
-        let found = self.look_again(found, book.is_some(), Some(book_since)).await?;
+        let found = self
+            .look_again(found, book.is_some(), Some(book_since), report)
+            .await?;
         memory.walk = walked.next;
         Ok(found)
     }

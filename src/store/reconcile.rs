@@ -130,7 +130,7 @@ impl Store {
         sales: Option<&[SaleId]>,
         with_entries: bool,
     ) -> Result<Vec<Counters>, Error> {
-        self.long_look(async |conn| {
+        self.asked_at_length(async |conn| {
             let rows = sqlx::query(concat!(
                 "SELECT i.sale_id, i.quantity, i.available, i.held, i.sold,
                         coalesce(u.held, 0) AS order_held, coalesce(u.sold, 0) AS order_sold, n.entries
@@ -159,7 +159,7 @@ impl Store {
 
     /// How many buyers of a sale have another allotment than their orders hold, and three of them: what is counted, and what they hold.
     pub async fn allotments_apart(&self, sale: SaleId) -> Result<(i64, Vec<(String, i64, i64)>), Error> {
-        self.long_look(async |conn| {
+        self.asked_at_length(async |conn| {
             let rows: Vec<(i64, String, i64, i64)> = sqlx::query_as(concat!(
                 "WITH held AS (
                     SELECT o.buyer, sum(o.quantity)::bigint AS units FROM orders o
@@ -318,7 +318,7 @@ impl Store {
 
     /// Rows about money, work or releases whose order doesn't exist; a hundred at most.
     pub async fn strays(&self, sale: Option<SaleId>) -> Result<Vec<Stray>, Error> {
-        self.long_look(async |conn| {
+        self.asked_at_length(async |conn| {
             let rows: Vec<(String, Uuid, Uuid)> = sqlx::query_as(
                 "SELECT DISTINCT r.name, r.order_id, r.sale_id FROM (
                     SELECT 'ledger_entries' AS name, order_id, sale_id FROM ledger_entries
@@ -505,26 +505,6 @@ impl Store {
             .await?
             .rows_affected();
             Ok(taken == 1)
-        })
-        .await
-    }
-
-    /// A look that may take longer than a statement of the engine's, and reads much: plans for few rows don't suit it.
-    async fn long_look<T>(
-        &self,
-        told: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.conversation(Pool::Read, async |conn| {
-            let mut tx = conn.begin().await?;
-            sqlx::raw_sql(
-                "SET LOCAL statement_timeout = '2min'; SET LOCAL enable_seqscan = on;
-                 SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on",
-            )
-            .execute(&mut *tx)
-            .await?;
-            let answer = told(&mut tx).await?;
-            commit(tx).await?;
-            Ok(answer)
         })
         .await
     }

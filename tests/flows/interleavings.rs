@@ -124,7 +124,11 @@ async fn a_rebuild_that_dies_before_its_load_takes_no_release_with_it() {
     let store = store(&bed);
     let written = store.apply(&[cancelled(&order, &sale)]).await.unwrap();
     assert_eq!(written.released.len(), 1);
-    store.raise_epoch(sale.parse().unwrap()).await.unwrap().unwrap();
+    store
+        .raise_epoch(sale.parse().unwrap(), 0)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(bed.stock(&sale).await, (1, 0, 0));
     assert!(
         sells_again(&bed, &sale, Duration::from_secs(20)).await,

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use redis::AsyncCommands;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
 use crate::support::{Bed, Setup, eventually, fluxbuy, redis_connection};
@@ -764,6 +765,19 @@ async fn a_side_that_is_away_is_told_and_the_others_are_looked_at() {
         "{said}"
     );
 
+    // Between the two looks at its book the provider goes away.
+    let once = book_once(&bed).await;
+    let gone = [("FLUXBUY__PROVIDER__URL", once.as_str())];
+    let out = reconcile_with(&bed, &["--json", "--dry-run"], &gone).await;
+    let said: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{said:#}");
+    assert_eq!(results(&said, Kind::Ledger, &scenes[1].sale), ["left"]);
+    assert_eq!(
+        results(&said, Kind::ChargeOfNobody, &scenes[1].sale),
+        [""; 0],
+        "one look at the book is none"
+    );
+
     let nowhere = [("FLUXBUY__POSTGRES__URL", "postgres://fluxbuy@127.0.0.1:1/fluxbuy")];
     let out = reconcile_with(&bed, &[], &nowhere).await;
     assert_eq!(out.status.code(), Some(2));
@@ -773,6 +787,55 @@ async fn a_side_that_is_away_is_told_and_the_others_are_looked_at() {
         Some(2),
         "settings that are wrong are no finding"
     );
+}
+
+/// A provider that hands its book out once, and is gone.
+async fn book_once(bed: &Bed) -> String {
+    let book = bed.book().await.to_string();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        drop(listener);
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"\r\n\r\n") {
+            stream.read_buf(&mut asked).await.unwrap();
+        }
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            book.len()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(book.as_bytes()).await.unwrap();
+    });
+    url
+}
+
+/// A database that was restored to an earlier time: the gate has an epoch that is still to come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_that_is_ahead_of_its_database_is_loaded_above_it() {
+    let mut bed = setup().start().await;
+    let sale = bed.sale(5).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    bed.wait_for_status(&order, "ann", "paid").await;
+    bed.engines.remove(0).kill().await;
+    let mut redis = redis_connection().await;
+    let state = format!("{{sale:{sale}}}:state");
+    let () = redis.hset(&state, "epoch", 40).await.unwrap();
+    let (code, said) = reconcile(&bed, &[]).await;
+    assert_eq!(
+        (code, results(&said, Kind::GateEpoch, &sale)),
+        (0, vec!["repaired"]),
+        "{said:#}"
+    );
+    let epoch: i64 = redis.hget(&state, "epoch").await.unwrap();
+    let here = "SELECT epoch FROM inventory WHERE sale_id = $1";
+    assert_eq!((epoch, bed.count(here, &sale).await), (41, 41));
+    bed.settled_and_clean(&sale).await;
+    bed.start_engine().await;
+    assert_eq!(bed.buy(&sale, "bob", "k", 4).await.status, 201);
+    bed.settled(&sale).await;
+    bed.audit(&sale).await;
 }
 
 /// The provider has paid a refund, the engine died before it heard of it, and the work is gone as well.

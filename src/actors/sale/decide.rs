@@ -539,7 +539,7 @@ impl Decider {
             return Ok(());
         }
         let started = Instant::now();
-        let snapshot = loading::read(&self.parts.store, &self.sale).await?;
+        let snapshot = loading::read(&self.parts.store, &self.sale, stale.unwrap_or(0)).await?;
         *self.closing() = snapshot.closes_at;
         let result = loading::write(&self.parts.gate, &self.sale, snapshot, reason).await;
         metrics::gate_seconds(GateOp::Rebuild, started.elapsed());
