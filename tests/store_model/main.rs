@@ -528,7 +528,7 @@ impl Living<'_> {
         let id = self.sales[place];
         let snapshot = self
             .store
-            .raise_epoch(id)
+            .raise_epoch(id, 0)
             .await
             .unwrap()
             .expect("the sale is there");
