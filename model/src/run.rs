@@ -82,7 +82,7 @@ const DEEPEST: usize = 18;
 ///
 /// # Panics
 /// When it finds nothing.
-pub fn must_break<M>(name: &str, model: M, property: &'static str)
+pub fn must_break<M>(name: &str, model: &M, property: &'static str)
 where
     M: Model + Clone + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,

@@ -16,7 +16,7 @@ fn without_the_epoch_a_batch_of_old_keys_takes_what_the_new_ones_sell() {
         epoch: false,
         ..Guards::ALL
     };
-    must_break("no epoch", without(guards), property::GATE);
+    must_break("no epoch", &without(guards), property::GATE);
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn without_the_check_engines_that_sell_alone_oversell() {
         check: false,
         ..Guards::ALL
     };
-    must_break("no check", without(guards), property::NEVER_OVERSOLD);
+    must_break("no check", &without(guards), property::NEVER_OVERSOLD);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn without_the_unique_key_a_purchase_is_two_orders() {
             ..Guards::ALL
         })
     };
-    must_break("no unique key", model, property::ONE_ORDER);
+    must_break("no unique key", &model, property::ONE_ORDER);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn giving_back_what_may_still_become_an_order_sells_it_twice_in_the_gate() {
         occupy: false,
         ..Guards::ALL
     };
-    must_break("ids are not occupied", without(guards), property::GATE);
+    must_break("ids are not occupied", &without(guards), property::GATE);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_note_that_old_keys_have_done_is_missing_under_the_new_ones() {
             ..Guards::ALL
         })
     };
-    must_break("notes go under any epoch", model, property::HEALS);
+    must_break("notes go under any epoch", &model, property::HEALS);
 }
 
 /// What the engine doesn't keep away: a batch that goes by the database alone raises the epoch, and another engine that still reaches the gate
@@ -70,5 +70,5 @@ fn a_gate_that_was_passed_by_may_send_a_replay_away() {
         any_refusal: true,
         ..without(Guards::ALL)
     };
-    must_break("a gate that was passed by", model, property::REFUSALS);
+    must_break("a gate that was passed by", &model, property::REFUSALS);
 }
