@@ -4,7 +4,7 @@ CARGO ?= cargo
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash-points soak lint deps dashboards-check bench profile
+.PHONY: help demo test crash-points model soak fuzz lint deps dashboards-check bench profile
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -26,6 +26,13 @@ crash-points: deps ## The recovery suite: the engine dies at each boundary betwe
 soak: ## Every fault under load, for SEEDS seeds (20), in a release build, and chaos for MINUTES (10)
 	@scripts/install-services.sh postgres redis faketime
 	@scripts/soak.sh
+
+fuzz: ## What comes from outside, by coverage, for SECONDS (60) per target (TARGETS="..."); CI replays fuzz/corpus and bends it
+	@scripts/install-services.sh c++
+	@scripts/fuzz.sh $(or $(SECONDS),60) $(TARGETS)
+
+model: ## The model checker's larger runs: more buyers, more hands, more faults (a quarter of an hour; the small ones are part of the tests)
+	$(CARGO) test --release --locked -p model --test large -- --ignored --nocapture --test-threads 1
 
 lint: ## Format, clippy with and without the test switches, dependencies
 	$(CARGO) fmt --all --check

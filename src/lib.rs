@@ -7,6 +7,8 @@ pub mod config;
 pub mod crash;
 pub mod demo;
 pub mod domain;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gate;
 pub mod http;
 pub mod ledger;

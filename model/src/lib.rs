@@ -7,3 +7,4 @@
 pub mod landmarks;
 pub mod money;
 pub mod run;
+pub mod stock;

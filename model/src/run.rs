@@ -75,32 +75,36 @@ where
     explored
 }
 
-/// A guard was taken away: the checker must find that `property` doesn't hold any more. Prints the way there.
+/// A counterexample to what a guard keeps away has at most so many states.
+const DEEPEST: usize = 18;
+
+/// A guard was taken away: the checker must find that `property` doesn't hold any more. Prints a shortest way there.
 ///
 /// # Panics
 /// When it finds nothing.
-pub fn must_break<M>(name: &str, model: M, property: &'static str)
+pub fn must_break<M>(name: &str, model: &M, property: &'static str)
 where
-    M: Model + Send + Sync + 'static,
+    M: Model + Clone + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync + 'static,
 {
-    // One thread: then it is the same way each time, and a short one.
-    let checker = model
-        .checker()
-        .threads(1)
-        .finish_when(HasDiscoveries::AnyOf([property].into()))
-        .spawn_bfs()
-        .join();
-    let Some(path) = checker.discovery(property) else {
-        panic!(
-            "{name}: nothing breaks {property:?} in {} states, but {:?} don't hold",
-            checker.unique_state_count(),
-            checker.discoveries().keys().collect::<Vec<_>>()
-        );
-    };
-    println!(
-        "{name} breaks: {property}\n{path}which ends in {:?}\n",
-        path.last_state()
-    );
+    for depth in 2..=DEEPEST {
+        // One thread: then it is the same way each time. Deeper and deeper: then it is a shortest one.
+        let checker = model
+            .clone()
+            .checker()
+            .threads(1)
+            .target_max_depth(depth)
+            .finish_when(HasDiscoveries::AnyOf([property].into()))
+            .spawn_bfs()
+            .join();
+        if let Some(path) = checker.discovery(property) {
+            println!(
+                "{name} breaks: {property}\n{path}which ends in {:?}\n",
+                path.last_state()
+            );
+            return;
+        }
+    }
+    panic!("{name}: nothing breaks {property:?} within {DEEPEST} states");
 }

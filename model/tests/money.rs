@@ -21,7 +21,11 @@ fn in_one_step() {
         refunds: true,
         ..Money::new(4)
     };
-    let explored = explore("money in one step", model, &[Landmark::LateMoney]);
+    let explored = explore(
+        "money in one step",
+        model,
+        &[Landmark::LateMoney, Landmark::VoidNotKept],
+    );
     assert!(explored.unique > 100_000);
 }
 
@@ -31,7 +35,11 @@ fn in_one_step_when_the_operator_has_orders_in_doubt_failed() {
         fail_in_doubt: true,
         ..Money::new(4)
     };
-    let explored = explore("money in one step, in doubt failed", model, &[]);
+    let explored = explore(
+        "money in one step, in doubt failed",
+        model,
+        &[Landmark::VoidNotKept],
+    );
     assert!(explored.unique > 100_000);
 }
 
@@ -43,6 +51,31 @@ fn in_two_steps() {
         refunds: true,
         ..Money::new(4)
     };
-    let explored = explore("money in two steps", model, &[Landmark::LateMoney]);
+    let explored = explore(
+        "money in two steps",
+        model,
+        &[Landmark::LateMoney, Landmark::VoidNotKept],
+    );
     assert!(explored.unique > 500_000);
+}
+
+#[test]
+fn in_one_step_when_voids_are_not_kept() {
+    let model = Money {
+        kept_voids: false,
+        ..Money::new(4)
+    };
+    let explored = explore("money in one step, voids not kept", model, &[]);
+    assert!(explored.unique > 100_000);
+}
+
+#[test]
+fn in_two_steps_when_voids_are_not_kept() {
+    let model = Money {
+        two_step: true,
+        kept_voids: false,
+        ..Money::new(3)
+    };
+    let explored = explore("money in two steps, voids not kept", model, &[]);
+    assert!(explored.unique > 100_000);
 }

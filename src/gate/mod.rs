@@ -10,6 +10,8 @@
 //! nothing in here records metrics.
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod keys;
 mod link;
 mod load;

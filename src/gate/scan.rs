@@ -62,17 +62,7 @@ impl Gate {
     /// # Errors
     /// What is in the way.
     pub async fn standing(&self, sale: SaleId) -> Result<Standing, Error> {
-        let mut reply = Reply::new(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)?;
-        Ok(match reply.readiness()? {
-            Readiness::Unprimed => Standing::NotLoaded,
-            Readiness::Loading => Standing::Loading,
-            Readiness::Ready => Standing::Loaded(Pulse {
-                epoch: reply.parsed()?,
-                available: reply.parsed()?,
-                keys: reply.int()?.unsigned_abs(),
-                changes: reply.parsed()?,
-            }),
-        })
+        read_standing(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)
     }
 
     /// The purchases that the sale knows: all that were known when it was called, and some of those that came to be known
@@ -200,6 +190,21 @@ impl Gate {
     }
 }
 
+/// Reads what the script answers.
+pub(super) fn read_standing(answer: Value) -> Result<Standing, Error> {
+    let mut reply = Reply::new(answer)?;
+    Ok(match reply.readiness()? {
+        Readiness::Unprimed => Standing::NotLoaded,
+        Readiness::Loading => Standing::Loading,
+        Readiness::Ready => Standing::Loaded(Pulse {
+            epoch: reply.parsed()?,
+            available: reply.parsed()?,
+            keys: reply.int()?.unsigned_abs(),
+            changes: reply.parsed()?,
+        }),
+    })
+}
+
 fn owned(value: &Value) -> Result<String, Error> {
     reply::text(value).map(str::to_owned)
 }
@@ -209,7 +214,7 @@ fn parsed_uuid(text: &str) -> Result<Uuid, Error> {
 }
 
 /// Reads an entry of the hash of reservations: the order, and `quantity:reserved_at_us:digest:buyer`.
-fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
+pub(super) fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
     let unreadable = || Error::Other(format!("an unreadable reservation: {value:?}"));
     // The buyer comes last, because it may hold colons.
     let mut parts = value.splitn(4, ':');

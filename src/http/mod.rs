@@ -13,6 +13,8 @@ mod desk;
 mod door;
 mod extract;
 mod form;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handlers;
 mod problem;
 mod request_id;

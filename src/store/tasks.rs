@@ -55,6 +55,8 @@ pub struct Task {
     pub amount: Money,
     /// The charge as the provider knows it.
     pub charge: Charge,
+    /// When its loan ends. Another time in its row: somebody has noted it once more, or it was taken again.
+    loan_ends_us: i64,
 }
 
 /// A charge that was begun, as the rows have it.
@@ -253,8 +255,8 @@ impl Store {
                 WHERE t.order_id = d.order_id AND t.sale_id = d.sale_id AND t.attempt = d.attempt AND t.kind = d.kind
                   AND t.refund = d.refund
                   AND p.order_id = t.order_id AND p.sale_id = t.sale_id AND p.attempt = t.attempt
-                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.refund, t.tries, p.currency, p.provider_id,
-                    p.amount_minor AS charge_minor,
+                RETURNING t.order_id, t.sale_id, t.attempt, t.kind, t.refund, t.tries, micros(t.due_at) AS loan_ends_us,
+                    p.currency, p.provider_id, p.amount_minor AS charge_minor,
                     coalesce((SELECT r.amount_minor FROM refunds r
                               WHERE r.order_id = t.order_id AND r.number = t.refund AND r.sale_id = t.sale_id),
                              p.amount_minor) AS amount_minor",
@@ -276,6 +278,7 @@ impl Store {
                             .ok_or_else(|| Error::Unexpected(format!("unknown task {kind}")))?,
                         refund: row.try_get("refund")?,
                         tries: row.try_get("tries")?,
+                        loan_ends_us: row.try_get("loan_ends_us")?,
                         amount: super::read::money(row.try_get("amount_minor")?, row.try_get("currency")?)?,
                     })
                 })
@@ -284,7 +287,8 @@ impl Store {
         .await
     }
 
-    /// A charge whose order is over can't succeed any more: closes its payment and the task.
+    /// A charge whose order is over can't succeed any more: closes its payment, and the task. A task that was noted once more since it was
+    /// taken stays: what was found out may be older than what was noted.
     pub async fn resolved_without_money(
         &self,
         task: &Task,
@@ -306,25 +310,17 @@ impl Store {
             .bind(decline_code)
             .execute(&mut *tx)
             .await?;
-            delete_task(&mut tx, task.order, task.sale, task.attempt, TaskKind::Resolve, 0).await?;
+            end_loan(&mut tx, task).await?;
             commit(tx).await
         })
         .await
     }
 
-    /// There is nothing left to do about a task.
+    /// There is nothing left to do about a task, unless it was noted once more since it was taken.
     pub async fn task_done(&self, task: &Task) -> Result<(), Error> {
         self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
-            delete_task(
-                &mut tx,
-                task.order,
-                task.sale,
-                task.attempt,
-                task.kind,
-                task.refund,
-            )
-            .await?;
+            end_loan(&mut tx, task).await?;
             commit(tx).await
         })
         .await
@@ -441,6 +437,23 @@ fn charge(row: &PgRow, order: OrderId, attempt: i32) -> Result<Charge, Error> {
         payment_method: None,
         provider_id: row.try_get("provider_id")?,
     })
+}
+
+/// Takes a task away that is still on the loan under which it was worked off.
+async fn end_loan(tx: &mut sqlx::Transaction<'_, sqlx::Postgres>, task: &Task) -> Result<(), Error> {
+    sqlx::query(
+        "DELETE FROM provider_tasks
+         WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND kind = $4 AND refund = $5 AND micros(due_at) = $6",
+    )
+    .bind(task.order.0)
+    .bind(task.sale.0)
+    .bind(task.attempt)
+    .bind(task.kind.as_sql())
+    .bind(task.refund)
+    .bind(task.loan_ends_us)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
 }
 
 pub(super) async fn delete_task(

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use fluxbuy::domain::{Buyer, Event, IdempotencyDigest, OrderId, OrderStatus, SaleId};
+use fluxbuy::domain::{Buyer, Event, IdempotencyDigest, OrderId, OrderStatus, PaymentStatus, SaleId};
 use fluxbuy::gate::{Gate, Release, Reservation, Settings};
-use fluxbuy::store::{Change, Epoch, Error, NewOrder, Store};
+use fluxbuy::store::{Change, Epoch, Error, NewOrder, Store, TaskKind};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -466,4 +466,54 @@ async fn replays_are_answered_once_postgres_is_back() {
         let replayed = first.headers.contains_key("idempotency-replayed");
         assert!(!replayed || problem != "unavailable", "{problem}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_noted_while_its_task_is_worked_off_is_worked_off_once_more() {
+    let mut bed = Setup::default().start_without_charging().await;
+    let sale = bed.sale(1).await;
+    let order = bed.order(&sale, "ann", 1).await;
+    // From here on nobody else works anything off.
+    bed.engines.remove(0).kill().await;
+    let store = store(&bed);
+    let (order_id, sale_id) = (order.parse().unwrap(), sale.parse().unwrap());
+    let claim = |event, expect, fence| Change {
+        event,
+        expect,
+        fence,
+        two_step: true,
+        ..cancelled(&order, &sale)
+    };
+    sqlx::query("DELETE FROM provider_tasks")
+        .execute(&bed.db)
+        .await
+        .unwrap();
+    // The charge was voided, and is to be asked about once more.
+    for change in [
+        claim(Event::Claim, OrderStatus::Pending, None),
+        claim(Event::ChargeVoided, OrderStatus::Processing, Some(1)),
+    ] {
+        store.apply(&[change]).await.unwrap();
+    }
+    let due = "UPDATE provider_tasks SET due_at = clock_timestamp()";
+    sqlx::query(due).execute(&bed.db).await.unwrap();
+    let take = async || store.take_due_tasks(10, Duration::from_mins(1)).await.unwrap();
+    let first = take().await;
+    assert_eq!(first.len(), 1);
+    assert_eq!((first[0].order, first[0].kind), (order_id, TaskKind::Resolve));
+    // The worker has heard "voided"; then the provider sets the money aside all the same and says so; then the worker notes what it heard.
+    assert!(store.void_later(order_id, sale_id, 1).await.unwrap());
+    store
+        .resolved_without_money(&first[0], PaymentStatus::Voided, None)
+        .await
+        .unwrap();
+    let second = take().await;
+    assert_eq!(second.len(), 1, "the authorisation was forgotten");
+    // With nothing new in between it is done with.
+    store
+        .resolved_without_money(&second[0], PaymentStatus::Voided, None)
+        .await
+        .unwrap();
+    sqlx::query(due).execute(&bed.db).await.unwrap();
+    assert!(take().await.is_empty());
 }

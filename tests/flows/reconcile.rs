@@ -197,7 +197,7 @@ async fn stage(bed: &Bed, scene: &Scene, kind: Kind) {
                 scene,
                 "UPDATE payments SET status = 'DECLINED' WHERE order_id = '{open}'",
             )
-            .await
+            .await;
         }
         Kind::Ledger => sql(bed, scene, "DELETE FROM ledger_entries WHERE order_id = '{paid}'").await,
         Kind::RefundPromise => {
@@ -206,7 +206,7 @@ async fn stage(bed: &Bed, scene: &Scene, kind: Kind) {
                 scene,
                 "UPDATE payments SET refunded_minor = 1 WHERE order_id = '{paid}'",
             )
-            .await
+            .await;
         }
         Kind::RefundWork => {
             sql(bed, scene, "UPDATE payments SET refunded_minor = 100 WHERE order_id = '{paid}';
@@ -219,7 +219,7 @@ async fn stage(bed: &Bed, scene: &Scene, kind: Kind) {
                 scene,
                 "UPDATE payments SET status = 'IN_DOUBT' WHERE order_id = '{failed}'",
             )
-            .await
+            .await;
         }
         Kind::DeadLetter => {
             sql(bed, scene, "INSERT INTO dead_letters (order_id, sale_id, attempt, kind, tries, last_error) VALUES ('{failed}', '{sale}', 1, 'RESOLVE', 20, 'x')").await;

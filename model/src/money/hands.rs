@@ -19,6 +19,7 @@ pub(super) struct Hand {
     /// What the order was when it was claimed, or looked at.
     pub status: OrderStatus,
     /// Its claim has the order's fence. A fence only rises: once another has it, it never comes back. So that is all that there is to know.
+    /// For whoever finds out about a charge: its task is on the loan under which it was taken.
     pub fresh: bool,
 }
 
@@ -40,9 +41,13 @@ pub(super) enum Stage {
     Capture,
     CaptureLookUp,
     Doubt,
-    /// Whoever came too late.
-    OweRefund,
-    OweVoid,
+    /// Whoever came too late; an event says so, or not.
+    OweRefund {
+        told: bool,
+    },
+    OweVoid {
+        told: bool,
+    },
     /// The worker of what is owed to the provider.
     Refund {
         late: bool,
@@ -103,6 +108,14 @@ impl Hand {
 }
 
 impl Stage {
+    /// It is about a task that is to find out what became of a charge.
+    pub fn resolves(self) -> bool {
+        matches!(
+            self,
+            Self::Resolve | Self::ResolveVoid | Self::MoneyCame | Self::NoMoney(_)
+        )
+    }
+
     /// What a hand at this stage does next, for whoever reads the way to a state.
     pub fn name(self) -> &'static str {
         match self {
@@ -123,8 +136,8 @@ impl Stage {
             Self::Capture => "capture",
             Self::CaptureLookUp => "look the capture up",
             Self::Doubt => "mark as in doubt",
-            Self::OweRefund => "note late money",
-            Self::OweVoid => "note a late authorisation",
+            Self::OweRefund { .. } => "note late money",
+            Self::OweVoid { .. } => "note a late authorisation",
             Self::Refund { .. } => "refund",
             Self::NoteRefund { .. } => "note a refund",
             Self::Resolve => "look up what is over",
@@ -151,8 +164,8 @@ impl Money {
             | Stage::LookUp(_)
             | Stage::CaptureLookUp
             | Stage::Doubt
-            | Stage::OweRefund
-            | Stage::OweVoid
+            | Stage::OweRefund { .. }
+            | Stage::OweVoid { .. }
             | Stage::NoteRefund { .. }
             | Stage::Resolve
             | Stage::MoneyCame
@@ -219,8 +232,8 @@ impl Money {
                 };
                 return;
             }
-            Projection::LateCharge => Stage::OweRefund,
-            Projection::LateAuthorisation => Stage::OweVoid,
+            Projection::LateCharge => Stage::OweRefund { told: true },
+            Projection::LateAuthorisation => Stage::OweVoid { told: true },
             // Which of the refunds it is, the event says.
             Projection::RefundDone => {
                 let account = &state.book[usize::from(attempt - 1)];
@@ -230,10 +243,26 @@ impl Money {
             }
             Projection::NoChange => {
                 self.pass(Landmark::WebhookTwiceOrLate);
+                self.event_ends(state, attempt, news);
                 return;
             }
         };
         state.hands[hand] = Hand::without_claim(stage, attempt);
+    }
+
+    /// An event that was applied isn't applied again. Only of interest where nothing but events can tell: elsewhere each may come back.
+    fn event_ends(&self, state: &mut State, attempt: u8, news: News) {
+        if self.kept_voids {
+            return;
+        }
+        let told = &mut state.book[usize::from(attempt) - 1].told;
+        match news {
+            News::Authorised => told.authorised = false,
+            News::Succeeded => told.succeeded = false,
+            News::Declined => told.declined = false,
+            News::Voided => told.voided = false,
+            News::Refunded | News::Other => {}
+        }
     }
 
     /// A worker takes a task, also one that another is still at: a loan runs out when it does.
@@ -250,7 +279,13 @@ impl Money {
             ),
         };
         if due {
-            state.hands[hand] = Hand::without_claim(stage, attempt);
+            if task == Task::Resolve {
+                state.end_loans(attempt);
+            }
+            state.hands[hand] = Hand {
+                fresh: task == Task::Resolve,
+                ..Hand::without_claim(stage, attempt)
+            };
         }
     }
 
@@ -303,7 +338,7 @@ impl Money {
                 own.at(self.after_sweep(&plan::after_sweep_lookup(found)))
             }
             Stage::SweepVoid => {
-                let outcome = void(account, how);
+                let outcome = void(account, how, self.kept_voids);
                 own.at(self.after_sweep(&plan::after_void(outcome)))
             }
             Stage::Settle(_) | Stage::Authorise => return self.write(state, hand, how),
@@ -329,14 +364,21 @@ impl Money {
                 state.rows.mark_in_doubt(own.attempt);
                 Hand::IDLE
             }
-            Stage::OweRefund => {
+            Stage::OweRefund { told } => {
                 if state.rows.record_late_charge(own.attempt) {
                     self.pass(Landmark::LateMoney);
                 }
+                if told {
+                    self.event_ends(state, own.attempt, News::Succeeded);
+                }
                 Hand::IDLE
             }
-            Stage::OweVoid => {
+            Stage::OweVoid { told } => {
                 state.rows.void_later(own.attempt);
+                state.end_loans(own.attempt);
+                if told {
+                    self.event_ends(state, own.attempt, News::Authorised);
+                }
                 Hand::IDLE
             }
             Stage::Refund { late } => match (account.refund(self.guards, late), how) {
@@ -353,11 +395,12 @@ impl Money {
             }
             Stage::Resolve => resolved(own, &plan::resolved_by_lookup(account.lookup())),
             Stage::ResolveVoid => {
-                let outcome = void(account, how);
+                let outcome = void(account, how, self.kept_voids);
                 resolved(own, &plan::resolved_by_void(outcome))
             }
             Stage::MoneyCame => {
                 if !state.rows.record_late_charge(own.attempt)
+                    && (own.fresh || !self.guards.loan)
                     && let Some(payment) = state.rows.payment_mut(own.attempt)
                 {
                     payment.resolve = false;
@@ -365,7 +408,8 @@ impl Money {
                 Hand::IDLE
             }
             Stage::NoMoney(status) => {
-                state.rows.resolved_without_money(own.attempt, status);
+                let on_loan = own.fresh || !self.guards.loan;
+                state.rows.resolved_without_money(own.attempt, status, on_loan);
                 Hand::IDLE
             }
         };
@@ -465,8 +509,8 @@ impl Money {
                 capturing
             } else {
                 match plan::owed(found, event) {
-                    Some(Owed::Refund) => Hand::without_claim(Stage::OweRefund, own.attempt),
-                    Some(Owed::Void) => Hand::without_claim(Stage::OweVoid, own.attempt),
+                    Some(Owed::Refund) => Hand::without_claim(Stage::OweRefund { told: false }, own.attempt),
+                    Some(Owed::Void) => Hand::without_claim(Stage::OweVoid { told: false }, own.attempt),
                     None => Hand::IDLE,
                 }
             }
@@ -495,10 +539,10 @@ fn resolved(own: Hand, learned: &Resolved) -> Hand {
     }
 }
 
-fn void(account: &mut Account, how: How) -> VoidOutcome {
+fn void(account: &mut Account, how: How, kept: bool) -> VoidOutcome {
     match how {
-        How::Well => return account.void(),
-        How::AnswerLost => drop(account.void()),
+        How::Well => return account.void(kept),
+        How::AnswerLost => drop(account.void(kept)),
         How::Late => account.void_under_way = true,
         How::Unreachable => {}
     }

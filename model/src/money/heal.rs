@@ -1,4 +1,5 @@
-//! Faults stop: the provider answers, nobody dies any more, and no webhook comes (those may all have been lost).
+//! Faults stop: the provider answers, nobody dies any more, and no webhook comes (those may all have been lost). Only where a provider doesn't
+//! keep to what it has said can nothing else tell; there they do come.
 
 use super::hands::{Hand, How, Stage, Task};
 use super::provider::Charge;
@@ -12,7 +13,9 @@ impl Money {
     pub(super) fn heal(&self, state: &State) -> State {
         let mut state = *state;
         for _ in 0..STEPS {
-            let Some(next) = Self::next_without_faults(&state).and_then(|action| self.step(&state, action))
+            let Some(next) = self
+                .next_without_faults(&state)
+                .and_then(|action| self.step(&state, action))
             else {
                 break;
             };
@@ -21,12 +24,12 @@ impl Money {
         state
     }
 
-    fn next_without_faults(state: &State) -> Option<Action> {
+    fn next_without_faults(&self, state: &State) -> Option<Action> {
         for (attempt, account) in (1..).zip(&state.book) {
             if account.charge_under_way {
                 return Some(Action::Arrive(attempt, Request::Charge));
             }
-            if account.charge == Charge::Pending {
+            if matches!(account.charge, Charge::Pending | Charge::VoidedNotKept) {
                 return Some(Action::Decide(attempt, true));
             }
             if account.void_under_way {
@@ -63,6 +66,12 @@ impl Money {
                 }
             }
         }
-        None
+        if self.kept_voids {
+            return None;
+        }
+        (1..).zip(&state.book).find_map(|(attempt, account)| {
+            let news = account.told.first()?;
+            Some(Action::Hear(attempt, news))
+        })
     }
 }

@@ -4,6 +4,7 @@
 //! - a number of [hands](hands) at the same time, of whichever kind and engine, each of which may sleep for any time at any step, and die there;
 //! - time: an order may be past the cutoff as soon as it is there, a charge out of time at any step, a loan run out at any time;
 //! - a provider whose answers are lost, to whom requests come late or never, which declines, lets authorisations expire, and can't be asked;
+//! - a provider that confirms a void and doesn't keep to it, on request;
 //! - webhooks that come early, late, any number of times, in any order, or never, applied by what was true when they were looked at;
 //! - commits whose answer is lost: the change is run again, as the transition writer does.
 //!
@@ -43,6 +44,9 @@ pub struct Money {
     pub refunds: bool,
     /// What the provider has set aside may be let go by itself.
     pub expiry: bool,
+    /// The provider keeps to the voids that it confirms. Otherwise a charge that is under way then may go through all the same, of which only
+    /// its events tell: each is written down, and applied once.
+    pub kept_voids: bool,
     /// What keeps it right.
     pub guards: Guards,
     /// What has happened on the way, in any of the states.
@@ -70,6 +74,8 @@ pub struct Guards {
     pub refund_name: bool,
     /// A refund that was paid goes from due to done, once.
     pub refund_noted_once: bool,
+    /// A task that was noted once more since it was taken is not taken away.
+    pub loan: bool,
 }
 
 impl Guards {
@@ -84,6 +90,7 @@ impl Guards {
         owed_in_commit: true,
         refund_name: true,
         refund_noted_once: true,
+        loan: true,
     };
 }
 
@@ -106,13 +113,15 @@ pub enum Landmark {
     ChargeAfterVoid,
     /// Money came for an order that had failed.
     LateMoney,
+    /// A void that was confirmed was not kept.
+    VoidNotKept,
     /// A hand died in the middle.
     Crash,
 }
 
 impl Landmark {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::ClaimLost,
         Self::SweepLost,
         Self::TakenOver,
@@ -121,6 +130,7 @@ impl Landmark {
         Self::WebhookTwiceOrLate,
         Self::ChargeAfterVoid,
         Self::LateMoney,
+        Self::VoidNotKept,
         Self::Crash,
     ];
 }
@@ -190,6 +200,7 @@ impl Money {
             fail_in_doubt: false,
             refunds: false,
             expiry: false,
+            kept_voids: true,
             guards: Guards::ALL,
             landmarks: Landmarks::default(),
         }
@@ -201,7 +212,7 @@ impl Money {
 
     /// Whether an order may fail while its charge may still succeed: then late money goes back.
     fn late_money_is_possible(&self) -> bool {
-        self.fail_in_doubt && !self.two_step
+        (self.fail_in_doubt && !self.two_step) || !self.kept_voids
     }
 
     fn step(&self, last: &State, action: Action) -> Option<State> {
@@ -230,6 +241,9 @@ impl Money {
             }
             Action::Decide(attempt, yes) => {
                 let account = &mut state.book[usize::from(attempt) - 1];
+                if account.charge == Charge::VoidedNotKept {
+                    self.pass(Landmark::VoidNotKept);
+                }
                 account.decide(match (yes, self.two_step) {
                     (false, _) => Charge::Declined,
                     (true, false) => Charge::Succeeded,
@@ -262,7 +276,7 @@ impl Money {
             }
             Request::Void => {
                 account.void_under_way = false;
-                account.void();
+                account.void(self.kept_voids);
             }
             Request::Capture => {
                 account.capture_under_way = false;
@@ -307,6 +321,9 @@ impl Money {
             if account.charge == Charge::Pending {
                 actions.push(Action::Decide(attempt, true));
                 actions.push(Action::Decide(attempt, false));
+            }
+            if account.charge == Charge::VoidedNotKept {
+                actions.push(Action::Decide(attempt, true));
             }
             if self.expiry && account.charge == Charge::Authorised {
                 actions.push(Action::Expire(attempt));
@@ -391,6 +408,15 @@ impl State {
         }
     }
 
+    /// A task was noted once more, or taken: whoever is at it isn't any more on the loan under which it is.
+    fn end_loans(&mut self, attempt: u8) {
+        for hand in &mut self.hands {
+            if hand.attempt == attempt && hand.stage.resolves() {
+                hand.fresh = false;
+            }
+        }
+    }
+
     fn captured(&mut self, taken: bool) {
         self.early_capture |= taken && self.rows.status != OrderStatus::Capturing;
     }
@@ -428,7 +454,8 @@ pub mod property {
     /// Where nothing more can happen.
     pub const QUIET: &str = "where nothing more can happen everything is settled";
     /// From every state, by what is in it alone.
-    pub const HEALS: &str = "when faults stop everything gets settled, without any webhook";
+    pub const HEALS: &str =
+        "when faults stop everything gets settled, without any webhook where voids are kept";
 }
 
 impl Model for Money {
@@ -480,7 +507,10 @@ impl Model for Money {
                     || state.rows.status != OrderStatus::Failed
                     || state.succeeded() == 0
             }),
-            Property::always(property::CAPTURING_FIRST, |_, state: &State| !state.early_capture),
+            // Who lets through what it has confirmed as voided may as well capture it.
+            Property::always(property::CAPTURING_FIRST, |model: &Self, state: &State| {
+                !state.early_capture || !model.kept_voids
+            }),
             Property::always(property::LEDGER, |_, state: &State| {
                 state
                     .rows

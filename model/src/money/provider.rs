@@ -1,5 +1,6 @@
 //! The payment provider, and the network before it: requests may be lost, and may arrive long after whoever sent them has given up.
 
+use fluxbuy::domain::News;
 use fluxbuy::provider::{CaptureOutcome, ChargeOutcome, Lookup, RefundOutcome, VoidOutcome};
 
 use super::{ATTEMPTS, Guards};
@@ -32,6 +33,8 @@ pub(super) enum Charge {
     Succeeded,
     Declined,
     Voided,
+    /// Voided, as everybody is told, and going through all the same.
+    VoidedNotKept,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -40,6 +43,20 @@ pub(super) struct Told {
     pub succeeded: bool,
     pub declined: bool,
     pub voided: bool,
+}
+
+impl Told {
+    /// One of the events.
+    pub fn first(self) -> Option<News> {
+        [
+            (self.authorised, News::Authorised),
+            (self.succeeded, News::Succeeded),
+            (self.declined, News::Declined),
+            (self.voided, News::Voided),
+        ]
+        .into_iter()
+        .find_map(|(told, news)| told.then_some(news))
+    }
 }
 
 impl Account {
@@ -75,7 +92,7 @@ impl Account {
             Charge::Authorised => Some(ChargeOutcome::Authorised),
             Charge::Succeeded => Some(ChargeOutcome::Succeeded),
             Charge::Declined => Some(ChargeOutcome::Declined { code: String::new() }),
-            Charge::Voided => Some(ChargeOutcome::Unknown { what: String::new() }),
+            Charge::Voided | Charge::VoidedNotKept => Some(ChargeOutcome::Unknown { what: String::new() }),
         }
     }
 
@@ -85,7 +102,7 @@ impl Account {
             Charge::Authorised => self.told.authorised = true,
             Charge::Succeeded => self.told.succeeded = true,
             Charge::Declined => self.told.declined = true,
-            Charge::Voided => self.told.voided = true,
+            Charge::Voided | Charge::VoidedNotKept => self.told.voided = true,
             Charge::Unseen | Charge::Pending => {}
         }
     }
@@ -97,17 +114,18 @@ impl Account {
             Charge::Authorised => Lookup::Authorised,
             Charge::Succeeded => Lookup::Succeeded,
             Charge::Declined => Lookup::Declined { code: String::new() },
-            Charge::Voided => Lookup::Voided,
+            Charge::Voided | Charge::VoidedNotKept => Lookup::Voided,
         }
     }
 
     /// Also a reference that was never seen is voided: what comes under it later comes to nothing.
-    pub fn void(&mut self) -> VoidOutcome {
+    pub fn void(&mut self, kept: bool) -> VoidOutcome {
         match self.charge {
             Charge::Succeeded => return VoidOutcome::AlreadySucceeded,
             Charge::Declined => return VoidOutcome::AlreadyDeclined { code: String::new() },
+            Charge::Pending if !kept => self.decide(Charge::VoidedNotKept),
             Charge::Unseen | Charge::Pending | Charge::Authorised => self.decide(Charge::Voided),
-            Charge::Voided => {}
+            Charge::Voided | Charge::VoidedNotKept => {}
         }
         VoidOutcome::Voided
     }

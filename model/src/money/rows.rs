@@ -236,13 +236,13 @@ impl Rows {
         }
     }
 
-    /// `Store::resolved_without_money`.
-    pub fn resolved_without_money(&mut self, attempt: u8, status: PaymentStatus) {
+    /// `Store::resolved_without_money`; the task stays when it isn't on its loan any more.
+    pub fn resolved_without_money(&mut self, attempt: u8, status: PaymentStatus, on_loan: bool) {
         if let Some(payment) = self.payment_mut(attempt) {
             if matches!(payment.status, PaymentStatus::Initiated | PaymentStatus::InDoubt) {
                 payment.status = status;
             }
-            payment.resolve = false;
+            payment.resolve &= !on_loan;
         }
     }
 

@@ -9,6 +9,7 @@ mod race;
 mod recover;
 mod refund_race;
 mod replay;
+mod signals;
 mod stage;
 mod storm;
 mod twins_unguarded;

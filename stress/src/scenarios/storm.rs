@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use tokio::time::sleep;
 
+use super::signals::Signals;
 use super::{Run, Scenario, Stage};
 use crate::faults::{Fault, Field};
 use crate::load::{Ask, Outcome, Record, Wishes};
@@ -54,6 +55,8 @@ pub(super) struct Storm {
     ends: End,
     open_files: Option<u32>,
     disk_mib: Option<u32>,
+    /// Series by which operators must have noticed.
+    signals: &'static [&'static str],
 }
 
 /// When the faults have an end.
@@ -76,12 +79,13 @@ impl Storm {
             ends: End::Times(times),
             open_files: None,
             disk_mib: None,
+            signals: &[],
         };
         let several = |about, faults: &[Fault], times| Self {
             lanes: vec![faults.to_vec()],
             ..one(about, Fault::KillEngine, times)
         };
-        Some(match scenario {
+        let storm = match scenario {
             Scenario::KillEngine => one(
                 "Buyers keep coming while the engine is killed again and again (SIGKILL), and started again at the same place.",
                 F::KillEngine,
@@ -174,7 +178,17 @@ impl Storm {
                 CHAOS_LASTS,
             ),
             _ => return None,
-        })
+        };
+        let signals: &[&str] = match scenario {
+            Scenario::KillPostgres | Scenario::RestartPostgres => &["fluxbuy_postgres_breaker_open"],
+            Scenario::KillRedis => &["fluxbuy_gate_degraded", "fluxbuy_gate_rebuilds_total"],
+            Scenario::FlushRedis | Scenario::StaleRedis => &["fluxbuy_gate_rebuilds_total"],
+            Scenario::SlowRedis => &["fluxbuy_gate_degraded"],
+            Scenario::ProviderDown => &["fluxbuy_provider_breakers_open", "fluxbuy_orders_in_doubt"],
+            Scenario::FdLimit => &["fluxbuy_connections_closed_for_room_total"],
+            _ => storm.signals,
+        };
+        Some(Self { signals, ..storm })
     }
 
     /// Everything at once, but what needs a disk or a clock of its own. Engines and what they stand on are each struck by one fault at
@@ -213,6 +227,7 @@ impl Storm {
             ends: End::After(lasts),
             open_files: None,
             disk_mib: None,
+            signals: &["fluxbuy_gate_degraded", "fluxbuy_gate_rebuilds_total"],
         }
     }
 
@@ -281,6 +296,7 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         pause: BUYERS_COME_EVERY,
         answer_within: BUYERS_WAIT,
     };
+    let signals = Signals::watch(world.engines(), storm.signals);
     let mut struck = Vec::new();
     let mut ended = Duration::ZERO;
     let raging = async {
@@ -295,6 +311,8 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
         .keep_buying(wishes, CLIENTS, PER_BUYER_LIMIT, raging)
         .await?;
     ready_again(world).await?;
+    let silent = signals.silent();
+    drop(signals);
     let right_again = Instant::now();
     stage.settle_with_gate().await?;
     let settled_after = right_again.elapsed();
@@ -306,6 +324,9 @@ pub(super) async fn play(run: &Run, world: &World) -> anyhow::Result<Report> {
     let sleeps = storm.strikes(Fault::PauseEngine) && matches!(storm.ends, End::Times(_));
     let mut report = stage
         .report(|scene, findings| {
+            findings.require(silent.is_empty(), "operators-notice", || {
+                format!("nothing was to be seen in {silent:?}")
+            });
             findings.require(undecided.is_empty(), "everybody-is-decided", || {
                 format!(
                     "{} purchases never came to a yes or no: {undecided:?}",

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use redis::AsyncConnectionConfig;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
 use uuid::Uuid;
@@ -33,6 +34,9 @@ use crate::load::Peer;
 
 /// What the provider signs with: base64 of 24 bytes.
 const WEBHOOK_SECRET: &str = "whsec_c3RyZXNzIGhhcm5lc3Mgc2VjcmV0ISEh";
+
+/// A snapshot that Redis writes while a crowd asks takes its time.
+const REDIS_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A setting of the engine, as `section.key` and value.
 pub type Setting = (&'static str, String);
@@ -300,7 +304,8 @@ impl World {
     /// # Errors
     /// When it can't be reached.
     pub async fn redis(&self) -> anyhow::Result<redis::aio::MultiplexedConnection> {
-        let connecting = self.redis.get_multiplexed_async_connection();
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(REDIS_ANSWERS_WITHIN));
+        let connecting = self.redis.get_multiplexed_async_connection_with_config(&patient);
         connecting.await.context("redis can't be reached")
     }
 
