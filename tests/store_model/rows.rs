@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use fluxbuy::domain::{OrderStatus, PaymentStatus};
+use fluxbuy::domain::{FailureReason, OrderStatus, PaymentStatus as P};
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
 
@@ -178,7 +178,7 @@ pub(crate) fn expected(model: &Model) -> Rows {
                 or_none(order.digest.map(|digest| digest.0)),
                 order.amount,
                 order.status.as_sql(),
-                or_none(order.reason.map(|reason| reason.as_str())),
+                or_none(order.reason.map(FailureReason::as_str)),
                 order.fence
             ),
         );
@@ -200,7 +200,6 @@ pub(crate) fn expected(model: &Model) -> Rows {
                     payment.two_step
                 ),
             );
-            use PaymentStatus as P;
             if matches!(payment.status, P::Succeeded | P::RefundDue | P::Refunded) {
                 line("ledger_entries", format!("{id} 1 CHARGE 0 {} EUR", order.amount));
             }
