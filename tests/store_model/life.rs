@@ -107,7 +107,8 @@ fn step() -> impl Strategy<Value = Step> {
     let batch = (sale(), members(), prop::bool::weighted(0.9));
     // Nearly always the attempt that there is.
     let attempt = || prop_oneof![8 => Just(1), 1 => Just(2), 1 => Just(0)];
-    let part = prop_oneof![2 => Just(None), 2 => Just(Some(50)), 1 => (1..120_u8).prop_map(Some)];
+    let part = prop_oneof![4 => Just(None), 2 => Just(Some(50)), 1 => (1..120_u8).prop_map(Some)];
+    let number = prop_oneof![2 => Just(0), 6 => Just(1), 3 => Just(2)];
     let end = prop_oneof![
         Just(End::Done),
         Just(End::Failed),
@@ -115,16 +116,16 @@ fn step() -> impl Strategy<Value = Step> {
         Just(End::NoMoney)
     ];
     prop_oneof![
-        8 => (sale(), members(), under).prop_map(|(sale, members, under)| Step::Reserve(sale, members, under)),
+        7 => (sale(), members(), under).prop_map(|(sale, members, under)| Step::Reserve(sale, members, under)),
         3 => prop::collection::vec(batch, 1..4).prop_map(Step::Group),
-        20 => prop::collection::vec(wish(), 1..8).prop_map(Step::Apply),
+        20 => prop::collection::vec(wish(), 2..10).prop_map(Step::Apply),
         3 => (any::<Pick>(), attempt()).prop_map(|(order, attempt)| Step::LateCharge(order, attempt)),
         2 => (any::<Pick>(), attempt()).prop_map(|(order, attempt)| Step::VoidLater(order, attempt)),
         1 => any::<Pick>().prop_map(Step::InDoubt),
         1 => (any::<Pick>(), any::<u8>()).prop_map(|(order, name)| Step::Name(order, name)),
-        6 => (any::<Pick>(), part, any::<bool>(), 0..3_u8)
+        9 => (any::<Pick>(), part, any::<bool>(), 0..2_u8)
             .prop_map(|(order, part, units, key)| Step::Refund(order, part, units, key)),
-        6 => (any::<Pick>(), attempt(), 0..3).prop_map(|(order, attempt, n)| Step::RefundPaid(order, attempt, n)),
+        9 => (any::<Pick>(), attempt(), number).prop_map(|(order, attempt, n)| Step::RefundPaid(order, attempt, n)),
         2 => (sale(), members()).prop_map(|(sale, members)| Step::Occupy(sale, members)),
         1 => sale().prop_map(Step::RaiseEpoch),
         1 => (sale(), any::<bool>()).prop_map(|(sale, right)| Step::ReleasesDone(sale, right)),
@@ -134,23 +135,31 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// After an opening in which orders are made and paid, so that there is something to which the rest can happen.
 pub(crate) fn life() -> impl Strategy<Value = Life> {
     let sales = (
+        4..40,
+        4..20,
+        2..6,
         1..20,
-        1..20,
-        1..4,
-        1..12,
         prop::option::of(1..6),
         prop::bool::weighted(0.7),
     );
-    (sales, prop::collection::vec(step(), 20..60)).prop_map(
-        |((free, limited, limit, last, last_limit, open), steps)| Life {
+    let made =
+        (0..SALES, members()).prop_map(|(sale, members)| Step::Reserve(sale, members, Under::RightEpoch));
+    let paid = prop::collection::vec(wish(), 2..10).prop_map(Step::Apply);
+    let opening = (
+        prop::collection::vec(made, 0..6),
+        prop::collection::vec(paid, 0..6),
+    );
+    (sales, opening, prop::collection::vec(step(), 20..55)).prop_map(
+        |((free, limited, limit, last, last_limit, open), (made, paid), steps)| Life {
             sales: [
                 (free, None, true),
                 (limited, Some(limit), true),
                 (last, last_limit, open),
             ],
-            steps,
+            steps: [made, paid, steps].concat(),
         },
     )
 }
@@ -183,11 +192,18 @@ pub(crate) fn event(status: OrderStatus, pick: u8) -> Event {
             E::Claim,
             E::Claim,
             E::Claim,
+            E::Claim,
+            E::Claim,
+            E::Claim,
+            E::Claim,
             E::Swept,
             E::Cancelled,
             E::SaleCancelled,
         ],
         OrderStatus::Processing => &[
+            E::ChargeSucceeded,
+            E::ChargeSucceeded,
+            E::ChargeSucceeded,
             E::ChargeSucceeded,
             E::ChargeSucceeded,
             E::ChargeSucceeded,
