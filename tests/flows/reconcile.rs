@@ -27,14 +27,14 @@ async fn reconcile_with(bed: &Bed, args: &[&str], settings: &[(&str, &str)]) -> 
 }
 
 /// The same as JSON.
-async fn reconcile(bed: &Bed, args: &[&str]) -> (i32, Value) {
+pub async fn reconcile(bed: &Bed, args: &[&str]) -> (i32, Value) {
     let out = reconcile_with(bed, &[&["--json"], args].concat(), &[]).await;
     let said = serde_json::from_slice(&out.stdout);
     let said = said.unwrap_or_else(|_| panic!("no JSON: {}", String::from_utf8_lossy(&out.stderr)));
     (out.status.code().unwrap(), said)
 }
 
-fn rows(said: &Value) -> &Vec<Value> {
+pub fn rows(said: &Value) -> &Vec<Value> {
     said["differences"].as_array().unwrap()
 }
 
@@ -107,7 +107,7 @@ async fn scenes(bed: &mut Bed, count: usize) -> Vec<Scene> {
     scenes
 }
 
-fn setup() -> Setup {
+pub fn setup() -> Setup {
     Setup::default()
         // The reaper and the sweeper are not what is tried here.
         .set("sweeper.reaper_period_ms", 3_600_000)
@@ -525,6 +525,11 @@ async fn one_engine_at_a_time_makes_the_passes() {
     .await;
     let leader = usize::from(passes(1).await > 0);
     let other = 1 - leader;
+    let first = passes(leader).await;
+    eventually("it has made several", || async {
+        passes(leader).await >= first + 3
+    })
+    .await;
     assert_eq!(passes(other).await, 0);
     bed.engines.remove(leader).kill().await;
     eventually("the other takes over", || async {
