@@ -546,6 +546,8 @@ async fn under_a_crowd_nothing_is_found_nothing_is_broken_and_no_gap_flickers() 
         .engines(2)
         .latency_ms(0, 200)
         .decline_percent(20)
+        // The crowd asks for its orders all the time: on a busy machine it has to wait for a connection now and then.
+        .set("postgres.acquire_timeout_ms", 5_000)
         .set("reconcile.period_ms", 300)
         .set("reconcile.gap_period_ms", 100)
         .start()

@@ -10,9 +10,10 @@ use sqlx::{AssertSqlSafe, Postgres, Transaction};
 use crate::reconcile::{reconcile, rows, setup};
 use crate::support::{Bed, eventually, redis_connection};
 
-/// A sale of ten with one order of two, whose charge hangs. The engine is gone.
+/// A sale of ten with one order of two, whose charge is declined, and not answered. The engine is gone.
 async fn scene(bed: &mut Bed) -> (String, String) {
     let sale = bed.sale(10).await;
+    bed.behave(0, 0, 100).await;
     bed.fault(serde_json::json!({"mode": "hang"})).await;
     let order = bed.order(&sale, "ann", 2).await;
     bed.wait_for_status(&order, "ann", "processing").await;
