@@ -954,35 +954,51 @@ async fn what_is_left_is_told_until_it_is_gone_however_old_it_gets() {
     let refund = json!({"reference": "made in the console", "amount_minor": 10});
     let url = format!("{}/charges/{order}:1/refunds", bed.provider_url);
     assert_eq!(bed.client.post(&url, &[], &refund).await.status, 200);
+    // Another of which the provider has nothing: an order that failed before it was charged, and kept its units.
+    let kept = Uuid::now_v7();
+    sqlx::query(
+        "INSERT INTO orders (id, sale_id, idempotency_digest, amount_minor, quantity, buyer, status, failure_reason)
+         VALUES ($1, $2::uuid, gen_random_uuid(), 1000, 1, 'bob', 'FAILED', 'cancelled')",
+    )
+    .bind(kept)
+    .bind(&sale)
+    .execute(&bed.db)
+    .await
+    .unwrap();
     let left = || bed.metric("fluxbuy_reconcile_differences_left", &[]);
-    let told = || {
-        bed.metric(
-            "fluxbuy_reconcile_differences_total",
-            &["kind=\"unknown_refund\""],
-        )
+    let told = |kind: Kind| {
+        let label = format!("kind=\"{kind}\"");
+        let bed = &bed;
+        async move { bed.metric("fluxbuy_reconcile_differences_total", &[&label]).await }
     };
-    eventually("it is told", || async { left().await == 1 }).await;
-    let age =
-        "SELECT extract(epoch FROM clock_timestamp() - created_at)::bigint FROM orders WHERE sale_id = $1";
-    eventually("it is older than passes look back", || async {
+    eventually("both are told", || async { left().await == 2 }).await;
+    let age = "SELECT extract(epoch FROM clock_timestamp() - max(created_at))::bigint FROM orders WHERE sale_id = $1";
+    eventually("they are older than passes look back", || async {
         bed.count(age, &sale).await > 4
     })
     .await;
-    let before = told().await;
-    eventually("passes tell of it still", || async { told().await > before + 3 }).await;
-    assert_eq!(left().await, 1);
-    // A person enters it.
+    for kind in [Kind::UnknownRefund, Kind::ReleaseEntry] {
+        let before = told(kind).await;
+        eventually("passes tell of it still", || async {
+            told(kind).await > before + 3
+        })
+        .await;
+    }
+    assert_eq!(left().await, 2);
+    // A person puts both right.
     sqlx::raw_sql(AssertSqlSafe(format!(
         "UPDATE payments SET refunded_minor = 10 WHERE order_id = '{order}';
          INSERT INTO refunds (order_id, sale_id, attempt, number, amount_minor, return_units, reason, idempotency_digest, status, done_at)
          VALUES ('{order}', '{sale}', 1, 1, 10, false, 'requested', gen_random_uuid(), 'DONE', now());
          INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, refund, amount_minor, currency)
-         VALUES ('{order}', '{sale}', 1, 'REFUND', 1, 10, 'EUR')"
+         VALUES ('{order}', '{sale}', 1, 'REFUND', 1, 10, 'EUR');
+         INSERT INTO stock_entries (sale_id, order_id, kind, delta)
+         VALUES ('{sale}', '{kept}', 'RESERVE', -1), ('{sale}', '{kept}', 'RELEASE', 1)"
     )))
     .execute(&bed.db)
     .await
     .unwrap();
-    eventually("it is gone", || async { left().await == 0 }).await;
+    eventually("they are gone", || async { left().await == 0 }).await;
 }
 
 /// A Redis that has gone back in time, with many sales: few are loaded at a time.
