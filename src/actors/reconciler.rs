@@ -68,6 +68,10 @@ impl ReconcileWorker {
             let report = self.reconciler.pass(&mut memory, self.lookback).await;
             self.tell(&report);
             pause = pause.max(began.elapsed() * TIME_SHARE);
+            // After a pass that took long the next one is a long time off, and it is to be this engine's, which remembers the last.
+            if let Err(error) = self.store.take_reconcile_lease(holder, pause * 2).await {
+                tracing::warn!(%error, "the lease of reconciling could not be kept");
+            }
         }
     }
 

@@ -475,7 +475,7 @@ impl PaymentProvider for Stripe {
         Box::pin(async move {
             // Refunds are made after their intents: those of what was begun since were made since.
             let since = since.map_or_else(String::new, |since| {
-                format!("?created[gte]={}", since.as_second())
+                format!("?created%5Bgte%5D={}", since.as_second())
             });
             let intents: Vec<Intent> = self.list(&format!("/v1/payment_intents{since}")).await?;
             let mut refunded: HashMap<String, i64> = HashMap::new();

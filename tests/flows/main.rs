@@ -9,6 +9,7 @@ mod outages;
 mod payments;
 mod pooler;
 mod reconcile;
+mod reconcile_meanwhile;
 mod refunds;
 mod requests;
 mod startup;

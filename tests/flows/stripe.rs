@@ -318,6 +318,14 @@ async fn the_book_is_read_page_by_page() {
     let book = adapter.book(None).await.unwrap();
     assert_eq!(book.len(), 205);
     assert!(book.iter().all(|entry| entry.captured_minor == 0));
+    // Those that were begun since a time, also page by page.
+    let now = jiff::Timestamp::now();
+    let (before, after) = (
+        now - jiff::SignedDuration::from_hours(1),
+        now + jiff::SignedDuration::from_hours(1),
+    );
+    assert_eq!(adapter.book(Some(before)).await.unwrap().len(), 205);
+    assert_eq!(adapter.book(Some(after)).await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
