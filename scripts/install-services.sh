@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that the demo and the tests run privately, where they are missing. Does nothing when all is there.
 #
-#   scripts/install-services.sh [postgres] [redis] [prometheus] [python] [pgbouncer]      (all of them when none is named)
+#   scripts/install-services.sh [postgres] [redis] [prometheus] [python] [pgbouncer] [faketime] [c++]      (all but c++ when none is named)
 #
 # Only the programs matter: whatever services the packages start, and whichever ports those take, nobody uses them.
 set -euo pipefail
@@ -20,6 +20,9 @@ has_postgres() {
 has_redis() { has redis-server; }
 has_python() { has python3 && python3 -c 'import ensurepip, venv' 2>/dev/null; }
 has_pgbouncer() { PATH=$PATH:/usr/sbin has pgbouncer; }
+# A library: Debian keeps it in a directory of its own.
+has_faketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || [[ -f /usr/lib/faketime/libfaketime.so.1 ]]; }
+has_c++() { has c++; }
 has_prometheus() { has prometheus && has promtool; }
 
 # What a Debian or Ubuntu package is called, and what is looked for elsewhere.
@@ -30,6 +33,8 @@ package_of() {
         prometheus) echo prometheus ;;
         python) echo python3-venv ;;
         pgbouncer) echo pgbouncer ;;
+        faketime) echo libfaketime ;;
+        c++) echo g++ ;;
     esac
 }
 needs_of() {
@@ -39,13 +44,15 @@ needs_of() {
         prometheus) echo "Prometheus (programs prometheus and promtool; Debian package prometheus)" ;;
         python) echo "Python 3 with its module venv (Debian package python3-venv)" ;;
         pgbouncer) echo "PgBouncer (program pgbouncer; Debian package pgbouncer)" ;;
+        faketime) echo "libfaketime, which moves a program's clock (Debian package libfaketime)" ;;
+        c++) echo "a C++ compiler (program c++; Debian package g++)" ;;
     esac
 }
 
 wanted=("$@")
-((${#wanted[@]})) || wanted=(postgres redis prometheus python pgbouncer)
+((${#wanted[@]})) || wanted=(postgres redis prometheus python pgbouncer faketime)
 for name in "${wanted[@]}"; do
-    [[ -n $(package_of "$name") ]] || { echo "unknown program: $name (known: postgres redis prometheus python pgbouncer)" >&2; exit 2; }
+    [[ -n $(package_of "$name") ]] || { echo "unknown program: $name (known: postgres redis prometheus python pgbouncer faketime c++)" >&2; exit 2; }
 done
 
 missing=()

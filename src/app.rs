@@ -8,6 +8,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use actix_rt::{Arbiter, System};
@@ -16,11 +17,13 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::actors::breaker::{Breaker, Breakers};
+use crate::actors::conservation::Conservation;
 use crate::actors::desk::{Desk, Probes};
 use crate::actors::inbox::{self, Inbox};
 use crate::actors::order::{self, Orders};
 use crate::actors::payment_supervisor::{self, Supervisor};
 use crate::actors::provider_tasks::{TaskWaker, TaskWorker};
+use crate::actors::reconciler::ReconcileWorker;
 use crate::actors::refunds::Refunds;
 use crate::actors::releaser::Releaser;
 use crate::actors::sale::{self, Committer, Sales};
@@ -37,6 +40,7 @@ use crate::provider::metered::Metered;
 use crate::provider::mock::{self, MockProvider};
 use crate::provider::stripe::{self, Stripe};
 use crate::provider::webhook::{Reader, Webhooks};
+use crate::reconcile::{LoadsAlone, Reconciler};
 use crate::signature::{Key, Scheme, Verifier};
 use crate::sockets;
 use crate::store::{self, Store};
@@ -47,8 +51,10 @@ const WAIT_FOR_POSTGRES: Duration = Duration::from_secs(30);
 const STORE_FAILURES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 const GATE_PAUSE: Duration = Duration::from_millis(500);
-/// Open files besides connections of buyers and charges.
-const SPARE_FILES: u64 = 256;
+/// Open files besides connections of buyers, charges, and Postgres: Redis, logs, the runtime's own, connections that are just closing.
+const SPARE_FILES: u64 = 48;
+/// Connections of buyers, or charges, below which an engine isn't worth starting.
+const FEWEST: usize = 16;
 
 /// Runs the engine until SIGTERM or SIGINT, then drains it.
 ///
@@ -65,13 +71,10 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     let runtime = shared.handle().clone();
     let exporter = metrics::install();
+    let config = within_open_files(config)?;
     let store = Store::new(&config.postgres)?;
     wait_for_postgres(&store).await?;
-    let gate = Gate::new(&gate::Settings {
-        url: config.redis.url.as_str().to_owned(),
-        response_timeout: config.redis.response_timeout(),
-        connect_timeout: config.redis.connect_timeout(),
-    })?;
+    let gate = redis(&config)?;
     match gate.check_policy().await {
         Ok(()) => {}
         Err(error @ gate::Error::EvictingPolicy { .. }) => {
@@ -86,15 +89,6 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
         gate,
         provider,
     };
-    let needed = config.http.max_connections as u64 + config.payment.max_in_flight as u64 + SPARE_FILES;
-    let allowed = sockets::allow_open_files(needed)?;
-    if allowed < needed {
-        tracing::warn!(
-            allowed,
-            needed,
-            "the system allows fewer open files than http.max_connections and payment.max_in_flight may need"
-        );
-    }
     let listener = sockets::listen(config.http.listen)
         .with_context(|| format!("http.listen: {} can't be listened on", config.http.listen))?;
     let address = listener.local_addr()?;
@@ -126,6 +120,72 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     tracing::info!(?report, "the front door is closed");
     engine.drain(config.http.drain_timeout()).await;
     Ok(())
+}
+
+/// The settings, with no more connections and charges than the system allows open files for: an engine that runs out of them takes no
+/// connections at all, and sends no charges.
+///
+/// # Errors
+/// When hardly any would be left.
+fn within_open_files(mut config: Config) -> anyhow::Result<Config> {
+    let (connections, charges) = (config.http.max_connections, config.payment.max_in_flight);
+    let postgres = &config.postgres;
+    let others = u64::from(postgres.reserve_connections)
+        + u64::from(postgres.settle_connections)
+        + u64::from(postgres.read_connections)
+        + SPARE_FILES;
+    let wanted = (connections + charges) as u64;
+    let allowed = sockets::allow_open_files(wanted + others)?;
+    let left = allowed.saturating_sub(others);
+    if left >= wanted {
+        return Ok(config);
+    }
+    let share = |of: usize| (of as u64 * left / wanted) as usize;
+    config.http.max_connections = share(connections).max(FEWEST);
+    config.payment.max_in_flight = share(charges).max(FEWEST);
+    let fitting = (config.http.max_connections + config.payment.max_in_flight) as u64;
+    if fitting > left {
+        bail!(
+            "the system allows {allowed} open files, and an engine needs {} at least: raise the limit (ulimit -n)",
+            others + 2 * FEWEST as u64
+        );
+    }
+    tracing::warn!(
+        allowed,
+        needed = wanted + others,
+        max_connections = config.http.max_connections,
+        max_in_flight = config.payment.max_in_flight,
+        "the system allows fewer open files than http.max_connections and payment.max_in_flight need: both are lowered"
+    );
+    Ok(config)
+}
+
+/// The gate in the Redis that is configured.
+fn redis(config: &Config) -> Result<Gate, gate::Error> {
+    Gate::new(&gate::Settings {
+        url: config.redis.url.as_str().to_owned(),
+        response_timeout: config.redis.response_timeout(),
+        connect_timeout: config.redis.connect_timeout(),
+    })
+}
+
+/// A reconciler by itself, beside whatever engines there are: for a command.
+///
+/// # Errors
+/// When an address isn't one.
+pub fn reconciler(config: &Config) -> anyhow::Result<Reconciler> {
+    let (store, gate) = (Store::new(&config.postgres)?, redis(config)?);
+    let loads = LoadsAlone {
+        store: store.clone(),
+        gate: gate.clone(),
+    };
+    Ok(Reconciler::new(
+        store,
+        gate,
+        payment_provider(config)?,
+        Arc::new(loads),
+        config.sweeper.reaper_grace(),
+    ))
 }
 
 /// The client of the payment provider that is configured.
@@ -301,6 +361,26 @@ impl Engine {
             &arbiters.orders.handle(),
             runtime.clone(),
         );
+        let reconciler = ReconcileWorker {
+            reconciler: Reconciler::new(
+                store.clone(),
+                gate.clone(),
+                provider.clone(),
+                Arc::new(sales.clone()),
+                config.sweeper.reaper_grace(),
+            ),
+            store: store.clone(),
+            tasks: tasks.clone(),
+            period: config.reconcile.period(),
+            lookback: config.reconcile.lookback(),
+        };
+        runtime.spawn(reconciler.run());
+        let conservation = Conservation {
+            store: store.clone(),
+            sales: sales.clone(),
+            period: config.reconcile.gap_period(),
+        };
+        runtime.spawn(conservation.run());
         let worker = TaskWorker {
             store: store.clone(),
             refunds,
@@ -321,6 +401,7 @@ impl Engine {
             store_breaker,
             provider_breakers,
             exporter,
+            evicts: AtomicBool::new(false),
         };
         runtime.spawn(watch.run());
         let cancellations = CancelWaker::default();

@@ -77,6 +77,8 @@ pub enum Need {
     Database,
     /// Commands that hold Postgres against the provider.
     Ledger,
+    /// Commands that hold Postgres, Redis and the provider against each other.
+    Reconcile,
 }
 
 /// All settings.
@@ -95,6 +97,8 @@ pub struct Config {
     pub payment: Payment,
     /// Settling what is stuck.
     pub sweeper: Sweeper,
+    /// Holding the three against each other.
+    pub reconcile: Reconcile,
     /// Who charges.
     pub provider: Provider,
     /// What the provider tells by itself.
@@ -246,6 +250,21 @@ pub struct Sweeper {
     pub reaper_grace_ms: u64,
     /// Whether an order in doubt past the cutoff is failed at once, and late money refunded.
     pub fail_in_doubt: bool,
+}
+
+/// Section `[reconcile]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reconcile {
+    /// See [`Reconcile::period`].
+    #[serde(deserialize_with = "whole")]
+    pub period_ms: u64,
+    /// See [`Reconcile::lookback`].
+    #[serde(deserialize_with = "whole")]
+    pub lookback_ms: u64,
+    /// See [`Reconcile::gap_period`].
+    #[serde(deserialize_with = "whole")]
+    pub gap_period_ms: u64,
 }
 
 /// Section `[provider]`.
@@ -478,6 +497,14 @@ durations! { Sweeper {
     /// A reservation younger than this may still get its order.
     reaper_grace = reaper_grace_ms;
 } }
+durations! { Reconcile {
+    /// Between two passes.
+    period = period_ms;
+    /// How far back a pass looks.
+    lookback = lookback_ms;
+    /// Between two times that units are added up.
+    gap_period = gap_period_ms;
+} }
 
 impl Postgres {
     /// The database as the schema's owner.
@@ -575,6 +602,7 @@ impl Config {
             sale,
             payment,
             sweeper,
+            reconcile,
             webhooks,
             ..
         } = self;
@@ -670,6 +698,17 @@ impl Config {
             10..=3_600_000,
         );
         check.range("sweeper.reaper_grace_ms", sweeper.reaper_grace_ms, 20..=3_600_000);
+        check.range("reconcile.period_ms", reconcile.period_ms, 100..=86_400_000);
+        check.range(
+            "reconcile.lookback_ms",
+            reconcile.lookback_ms,
+            1_000..=2_592_000_000,
+        );
+        check.range(
+            "reconcile.gap_period_ms",
+            reconcile.gap_period_ms,
+            100..=3_600_000,
+        );
         check.range("webhooks.tolerance_ms", webhooks.tolerance_ms, 1_000..=3_600_000);
         check.range("webhooks.scan_period_ms", webhooks.scan_period_ms, 10..=600_000);
         check.range("webhooks.event_tries", webhooks.event_tries.into(), 1..=1_000);
@@ -769,6 +808,11 @@ impl Config {
             Need::Database => check.url("postgres.url", &self.postgres.url, postgres),
             Need::Ledger => {
                 check.url("postgres.url", &self.postgres.url, postgres);
+                self.check_provider(check);
+            }
+            Need::Reconcile => {
+                check.url("postgres.url", &self.postgres.url, postgres);
+                check.url("redis.url", &self.redis.url, &["redis"]);
                 self.check_provider(check);
             }
         }
@@ -1172,6 +1216,7 @@ mod tests {
             sale,
             payment,
             sweeper,
+            reconcile,
             webhooks,
             ..
         } = config;
@@ -1193,6 +1238,9 @@ mod tests {
             &mut sweeper.cutoff_ms,
             &mut sweeper.reaper_period_ms,
             &mut sweeper.reaper_grace_ms,
+            &mut reconcile.period_ms,
+            &mut reconcile.lookback_ms,
+            &mut reconcile.gap_period_ms,
             &mut webhooks.tolerance_ms,
             &mut webhooks.scan_period_ms,
         ] {
@@ -1222,7 +1270,7 @@ mod tests {
         }
         let mut check = Check::default();
         config.check_ranges(&mut check);
-        assert_eq!(check.0.len(), 33, "a new setting needs its place above");
+        assert_eq!(check.0.len(), 36, "a new setting needs its place above");
         check
             .0
             .into_iter()

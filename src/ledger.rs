@@ -41,7 +41,7 @@ async fn look(
 ) -> anyhow::Result<Verification> {
     // The book first: whatever is in it was claimed before, so that its order is among the accounts.
     let book = provider
-        .book()
+        .book(None)
         .await
         .map_err(anyhow::Error::msg)
         .context("the provider's book can't be read")?;

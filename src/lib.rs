@@ -7,12 +7,16 @@ pub mod config;
 pub mod crash;
 pub mod demo;
 pub mod domain;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gate;
 pub mod http;
 pub mod ledger;
+pub mod loading;
 pub mod metrics;
 pub mod mock_provider;
 pub mod provider;
+pub mod reconcile;
 pub mod services;
 pub mod signature;
 pub mod sockets;

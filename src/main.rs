@@ -49,6 +49,21 @@ enum Command {
         #[command(subcommand)]
         action: Ledger,
     },
+    /// Hold Postgres, the gate and the provider's book against each other, explain every difference, and repair what may be repaired. Safe beside
+    /// running engines. Ends with 0 when nothing is left, 1 when differences are (or would be repaired), 2 when not everything could be looked at.
+    Reconcile {
+        #[command(flatten)]
+        configured: Configured,
+        /// Only this sale.
+        #[arg(long)]
+        sale: Option<SaleId>,
+        /// Repair nothing; say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// What the payment provider tells by itself.
     Webhooks {
         #[command(flatten)]
@@ -134,17 +149,23 @@ impl Configured {
 fn main() -> ExitCode {
     #[cfg(feature = "test-switches")]
     let _armed = fluxbuy::crash::armed();
-    match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("fluxbuy: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let command = Cli::parse().command;
+    // Of a reconciliation 1 means that it has found something.
+    let failure = match command {
+        Command::Reconcile { .. } => ExitCode::from(COULD_NOT_LOOK),
+        _ => ExitCode::FAILURE,
+    };
+    run(command).unwrap_or_else(|error| {
+        eprintln!("fluxbuy: {error:#}");
+        failure
+    })
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
-    match command {
+/// How a reconciliation ends that could not look at everything.
+const COULD_NOT_LOOK: u8 = 2;
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
         Command::Serve(configured) => app::serve(configured.load(Need::Serve)?),
         Command::Migrate(configured) => {
             let config = configured.load(Need::Migrate)?;
@@ -162,6 +183,12 @@ fn run(command: Command) -> anyhow::Result<()> {
             let config = configured.load(Need::Ledger)?;
             block_on(verify_ledger(config, sale))
         }
+        Command::Reconcile {
+            configured,
+            sale,
+            dry_run,
+            json,
+        } => return reconcile(&configured, sale, dry_run, json),
         Command::Webhooks { configured, action } => {
             let config = configured.load(Need::Database)?;
             let Webhooks::Retries {
@@ -193,7 +220,8 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Demo(args) => block_on(demo::run(args)),
         Command::MockProvider(args) => block_on(mock_provider::run(args)),
         Command::Services(args) => block_on(services::run(args)),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 async fn dead_letters(config: Config, action: DeadLetters) -> anyhow::Result<()> {
@@ -244,6 +272,39 @@ async fn verify_ledger(mut config: Config, sale: Option<SaleId>) -> anyhow::Resu
     );
     println!("ledger: ok");
     Ok(())
+}
+
+fn reconcile(
+    configured: &Configured,
+    sale: Option<SaleId>,
+    dry_run: bool,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut config = configured.load(Need::Reconcile)?;
+    config.postgres.statement_timeout_ms = VERIFY_STATEMENT_TIMEOUT_MS;
+    let report = tokio::runtime::Runtime::new()?.block_on(async {
+        let reconciler = app::reconciler(&config)?;
+        Ok::<_, anyhow::Error>(reconciler.run(sale, dry_run).await)
+    })?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report.as_json())?);
+    } else {
+        if !report.rows.is_empty() {
+            println!("{}", tables::differences(&report));
+        }
+        println!(
+            "{} sales, {} orders, {} on their way, {} repaired",
+            report.sales,
+            report.orders,
+            report.in_flight,
+            report.repaired()
+        );
+        for (side, error) in &report.away {
+            println!("{} could not be looked at: {error}", side.as_str());
+        }
+        println!("reconcile: {}", report.summary());
+    }
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {

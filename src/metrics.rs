@@ -20,10 +20,11 @@ use metrics::Gauge;
 
 pub use labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, ReconcileResult, RefundStage, SendEnd, WebhookRefusal, What,
 };
 pub use registry::{Exporter, describe_and_register, install};
 
+use crate::domain::reconcile::Kind as DifferenceKind;
 use crate::domain::{News, OrderStatus, SaleId, Stock};
 use registry::registry;
 
@@ -83,9 +84,11 @@ metrics! {
     CONNECTION_HELD_SECONDS = Histogram "fluxbuy_connection_held_seconds" ["pool"]
         "How long a database connection was kept out of its pool (seconds)";
     PROVIDER_REQUESTS = Counter "fluxbuy_provider_requests_total" ["op", "outcome"]
-        "Requests really sent to the payment provider, by how they ended (requests)";
+        "Calls to the payment provider, by how they ended (calls)";
+    PROVIDER_SENDS = Counter "fluxbuy_provider_sends_total" ["end"]
+        "HTTP requests to the payment provider, each one counted, by how they ended (requests)";
     PROVIDER_SECONDS = Histogram "fluxbuy_provider_seconds" ["op"]
-        "One request to the payment provider (seconds)";
+        "One call to the payment provider (seconds)";
     CHARGES_IN_FLIGHT = Gauge "fluxbuy_charges_in_flight" []
         "Charges under way (orders)";
     PAYMENT_QUEUE_ORDERS = Gauge "fluxbuy_payment_queue_orders" []
@@ -121,9 +124,13 @@ metrics! {
     SALE_QUANTITY_UNITS = Gauge "fluxbuy_sale_quantity_units" ["sale"]
         "All units of an active sale (units)";
     CONSERVATION_GAP_UNITS = Gauge "fluxbuy_conservation_gap_units" ["sale"]
-        "Units of an active sale that are unaccounted for; anything but 0 is a violation (units)";
+        "Units of an active sale that neither are available nor belong to an order; anything but 0 is a violation (units)";
+    GATE_GAP_UNITS = Gauge "fluxbuy_gate_gap_units" ["sale"]
+        "Units by which the gate's stock of an active sale is off while nothing moves, 0 while anything does (units)";
     GATE_DEGRADED = Gauge "fluxbuy_gate_degraded" []
         "1 while orders are taken through Postgres alone because Redis doesn't answer";
+    GATE_EVICTING = Gauge "fluxbuy_gate_evicting" []
+        "1 while Redis is set to throw keys away when its memory is full";
     GATE_REBUILDS = Counter "fluxbuy_gate_rebuilds_total" ["reason"]
         "Times that a sale's stock was loaded into the gate from Postgres, by why (sales)";
     RESERVATIONS_REAPED = Counter "fluxbuy_reservations_reaped_total" []
@@ -134,12 +141,20 @@ metrics! {
         "When the sweeper last got through a pass, 0 before the first (seconds since 1970)";
     SWEEPER_PASSES = Counter "fluxbuy_sweeper_passes_total" ["result"]
         "Passes of the sweeper by how they ended (passes)";
+    RECONCILE_DIFFERENCES = Counter "fluxbuy_reconcile_differences_total" ["kind", "result"]
+        "Differences between Postgres, gate and provider that periodic passes found, by what became of them (differences)";
+    RECONCILE_DIFFERENCES_LEFT = Gauge "fluxbuy_reconcile_differences_left" []
+        "Differences that this engine's last whole pass found and could not repair, 0 while another engine makes the passes (differences)";
+    RECONCILE_LAST_PASS_TIMESTAMP_SECONDS = Gauge "fluxbuy_reconcile_last_pass_timestamp_seconds" []
+        "When this engine last got through a pass that could look at all three sides, 0 before the first (seconds since 1970)";
     POSTGRES_BREAKER_OPEN = Gauge "fluxbuy_postgres_breaker_open" []
         "1 while orders are turned away because Postgres can't be asked";
     ACTOR_RESTARTS = Counter "fluxbuy_actor_restarts_total" ["actor"]
         "Actors that were rebuilt from Postgres after a panic (actors)";
     CONNECTIONS = Gauge "fluxbuy_connections" []
         "Open connections of clients (connections)";
+    CONNECTIONS_CLOSED_FOR_ROOM = Counter "fluxbuy_connections_closed_for_room_total" []
+        "Connections without a request that were closed because all places were taken (connections)";
     BUILD_INFO = Gauge "fluxbuy_build_info" ["version"]
         "1, with what runs as labels";
 }
@@ -201,6 +216,11 @@ pub fn provider_request(op: ProviderOp, outcome: ProviderOutcome) {
     registry().provider_request(op, outcome).increment(1);
 }
 
+/// An HTTP request to the provider has come to its end.
+pub fn provider_sent(end: SendEnd) {
+    registry().provider_sends.at(end).increment(1);
+}
+
 /// A request to the provider took so long.
 pub fn provider_seconds(op: ProviderOp, took: Duration) {
     registry().provider_seconds.at(op).record(took);
@@ -214,6 +234,11 @@ pub fn charges_in_flight() -> &'static Gauge {
 /// Open connections of clients. Use it with [`Counted`].
 pub fn connections() -> &'static Gauge {
     &registry().connections
+}
+
+/// A connection without a request was closed, to make room for another one.
+pub fn connection_closed_for_room() {
+    registry().connections_closed_for_room.increment(1);
 }
 
 /// So many orders wait in memory for their charge.
@@ -287,6 +312,33 @@ pub fn stock(sale: SaleId, stock: &Stock) {
     registry().sales.set(sale, *stock);
 }
 
+/// Units of an active sale that neither are available nor belong to an order, by one look at the rows. Nothing, once its series have ended.
+pub fn conservation_gap(sale: SaleId, units: i64) {
+    registry().sales.set_gap(sale, units);
+}
+
+/// Units by which the gate's stock of an active sale is off while nothing moves. Nothing, once its series have ended.
+pub fn gate_gap(sale: SaleId, units: i64) {
+    registry().sales.set_gate_gap(sale, units);
+}
+
+/// A periodic pass has found a difference.
+pub fn reconcile_difference(kind: DifferenceKind, result: ReconcileResult) {
+    registry().reconcile_difference(kind, result).increment(1);
+}
+
+/// So many differences are left after a pass of this engine.
+pub fn reconcile_left(differences: usize) {
+    registry().reconcile_differences_left.set(differences as f64);
+}
+
+/// A pass that could look at all three sides ended at `now`.
+pub fn reconcile_pass(now: Timestamp) {
+    registry()
+        .reconcile_last_pass_timestamp_seconds
+        .set(now.as_millisecond() as f64 / 1_000.0);
+}
+
 /// The sale isn't active any more: its series end, so that their number is bounded by the sales that are.
 pub fn forget_sale(sale: SaleId) {
     registry().sales.forget(sale);
@@ -295,6 +347,11 @@ pub fn forget_sale(sale: SaleId) {
 /// Whether orders are taken through Postgres alone.
 pub fn gate_degraded(degraded: bool) {
     registry().gate_degraded.set(f64::from(u8::from(degraded)));
+}
+
+/// Redis is set to throw keys away, or it isn't.
+pub fn gate_evicting(evicting: bool) {
+    registry().gate_evicting.set(f64::from(u8::from(evicting)));
 }
 
 /// A sale's stock was loaded into the gate from Postgres.

@@ -4,6 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 
 use crate::domain::Verification;
+use crate::reconcile::Report;
 use crate::store::RetriesOfDay;
 
 fn table(header: &[&str]) -> Table {
@@ -65,6 +66,42 @@ pub fn ledger(found: &Verification) -> Table {
             number(sum.refunded_minor),
             number(sum.captured_minor),
             number(sum.provider_refunded_minor),
+        ]);
+    }
+    table
+}
+
+/// Rows of differences that are printed; a machine reads all of them as JSON.
+const MAX_DIFFERENCES: usize = 200;
+
+/// The differences that reconciling has found, a line each, and what became of them.
+pub fn differences(report: &Report) -> Table {
+    let mut table = table(&["sale", "kind", "of", "what", "result"]);
+    for (finding, outcome) in report.rows.iter().take(MAX_DIFFERENCES) {
+        let what = match &finding.repair {
+            Some(repair) => format!("{}; {}", finding.what, repair.as_words()),
+            None => format!("{}; needs a person", finding.what),
+        };
+        table.add_row([
+            finding.sale.map_or_else(|| Cell::new(""), Cell::new),
+            Cell::new(finding.kind),
+            Cell::new(&finding.of),
+            Cell::new(what),
+            Cell::new(outcome.as_str()),
+        ]);
+    }
+    if let Some(more) = report
+        .rows
+        .len()
+        .checked_sub(MAX_DIFFERENCES)
+        .filter(|more| *more > 0)
+    {
+        table.add_row([
+            Cell::new(""),
+            Cell::new(""),
+            Cell::new(format!("{more} more")),
+            Cell::new("see --json"),
+            Cell::new(""),
         ]);
     }
     table

@@ -26,12 +26,20 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "provider",
             "signature",
             "store",
+            "loading",
+            "reconcile",
         ],
     ),
+    ("loading", &["domain", "crash", "metrics", "gate", "store"]),
+    ("reconcile", &["domain", "gate", "provider", "store", "loading"]),
     ("http", &["domain", "config", "metrics", "actors"]),
     ("mock_provider", &["signature", "sockets"]),
     ("services", &["store"]),
-    ("tables", &["domain", "store"]),
+    (
+        "fuzz",
+        &["domain", "gate", "http", "metrics", "provider", "signature"],
+    ),
+    ("tables", &["domain", "store", "reconcile"]),
     ("ledger", &["domain", "provider", "store"]),
     ("demo", &["domain", "services", "sockets"]),
     (
@@ -45,6 +53,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "signature",
             "store",
             "actors",
+            "reconcile",
             "http",
             "sockets",
         ],
@@ -130,9 +139,17 @@ fn every_case_and_invariant_of_the_documents_names_a_test_that_exists() {
         .flat_map(|folder| rust_files(&folder))
         .map(|file| fs::read_to_string(file).unwrap())
         .collect();
-    for document in ["docs/cases.md", "docs/invariants.md"] {
+    let scenarios = fs::read_to_string(root.join("stress/src/scenarios/mod.rs")).unwrap();
+    for document in ["docs/cases.md", "docs/invariants.md", "docs/faults.md"] {
         let text = fs::read_to_string(root.join(document)).unwrap();
         let mut names = 0;
+        let quoted = text.split('`').skip(1).step_by(2);
+        for name in quoted.filter_map(|quoted| quoted.strip_prefix("scenario ")) {
+            assert!(
+                scenarios.contains(&format!("=> \"{name}\",")),
+                "{document} names the scenario {name}, which is none"
+            );
+        }
         for name in text
             .split('`')
             .skip(1)

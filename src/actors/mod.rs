@@ -6,12 +6,14 @@
 
 pub mod batches;
 pub mod breaker;
+pub mod conservation;
 pub mod desk;
 pub mod inbox;
 pub mod order;
 pub mod payment_supervisor;
 pub mod plan;
 pub mod provider_tasks;
+pub mod reconciler;
 pub mod refunds;
 pub mod releaser;
 pub mod sale;

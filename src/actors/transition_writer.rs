@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::batches;
 use super::breaker::Breaker;
 use super::releaser::Releaser;
-use crate::domain::transition;
+use crate::domain::{RequestId, transition};
 use crate::metrics::{self, What};
 use crate::store::{self, Change, Outcome, Store};
 
@@ -174,10 +174,13 @@ impl Job {
             Outcome::Applied(applied) => metrics::transition(Some(change.expect), applied.status, by),
             // After an unanswered commit, an order that is what was wanted may well be our own doing.
             Outcome::Stale { status, .. } if after_unknown && *status == wanted => {}
-            Outcome::Stale { status, .. } => {
+            Outcome::Stale {
+                status, request_id, ..
+            } => {
                 metrics::claim_lost(by, wanted, Some(*status));
+                let request_id = request_id.as_ref().map(RequestId::as_str);
                 tracing::info!(
-                    order_id = %change.order, event_id = change.provider_event, by = ?by, %wanted, found = %status,
+                    order_id = %change.order, request_id, event_id = change.provider_event, by = ?by, %wanted, found = %status,
                     "a claim was lost"
                 );
             }

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breaker::{Breaker, Breakers};
 use super::desk::Probes;
 use super::sale::Sales;
 use crate::domain::{SaleId, Stock};
-use crate::gate::Gate;
+use crate::gate::{self, Gate};
 use crate::metrics::{self, Exporter};
 use crate::store::Store;
 
@@ -17,8 +17,8 @@ use crate::store::Store;
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a sale that has nothing left to do is still shown.
 const SHOWN_AFTER_ITS_END: Duration = Duration::from_mins(15);
-/// Sales that are shown at a time, the latest ones: each is five series.
-const MAX_SHOWN: usize = 1_000;
+/// Sales that are shown at a time, the latest ones: each is six series.
+pub(super) const MAX_SHOWN: usize = 1_000;
 
 /// What is watched.
 pub struct Watch {
@@ -36,6 +36,8 @@ pub struct Watch {
     pub provider_breakers: Arc<Breakers>,
     /// Needs a push now and then.
     pub exporter: Exporter,
+    /// Whether Redis would throw keys away, as was last seen.
+    pub evicts: AtomicBool,
 }
 
 impl Watch {
@@ -72,19 +74,33 @@ impl Watch {
     async fn probe(&self) -> bool {
         let (postgres, redis) = futures_util::future::join(self.store.ping(), self.gate.ping()).await;
         self.probes.postgres_up.store(postgres.is_ok(), Ordering::Relaxed);
-        let redis_was_up = self.probes.redis_up.swap(redis.is_ok(), Ordering::Relaxed);
+        self.probes.redis_up.store(redis.is_ok(), Ordering::Relaxed);
         metrics::gate_degraded(redis.is_err());
-        if redis.is_ok() && !redis_was_up {
-            // It may have come back with another configuration.
-            if let Err(error) = self.gate.check_policy().await {
-                tracing::error!(%error, "redis is not fit for selling");
-            }
+        if redis.is_ok() {
+            self.check_policy().await;
         }
         if postgres.is_ok() && self.store_breaker.is_open(Instant::now()) {
             // It answers: the next batch may ask. (Batches alone would not close the breaker where they need no commit.)
             self.store_breaker.record(Instant::now(), true);
         }
         postgres.is_ok()
+    }
+
+    /// Its configuration may be changed at any time, or be another one when it comes back.
+    async fn check_policy(&self) {
+        let evicts = match self.gate.check_policy().await {
+            Ok(()) => false,
+            Err(error @ gate::Error::EvictingPolicy { .. }) => {
+                if !self.evicts.load(Ordering::Relaxed) {
+                    tracing::error!(%error, "redis is not fit for selling");
+                }
+                true
+            }
+            // It doesn't say; the next probe asks again.
+            Err(_) => return,
+        };
+        self.evicts.store(evicts, Ordering::Relaxed);
+        metrics::gate_evicting(evicts);
     }
 }
 

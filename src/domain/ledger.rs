@@ -39,6 +39,8 @@ pub struct BookEntry {
     pub captured_minor: i64,
     /// What of it went back.
     pub refunded_minor: i64,
+    /// Money that is set aside, and neither taken nor let go.
+    pub authorised_minor: i64,
     /// In which currency.
     pub currency: Option<Currency>,
 }
@@ -170,7 +172,6 @@ pub fn verify(accounts: &[Account], book: &[BookEntry], whole: bool) -> Verifica
 /// What is wrong about one order. On its way, it may have moved between one look and the other: only what can never be is told.
 fn differences(account: &Account, of: &Booked, on_its_way: bool) -> Vec<String> {
     let Account {
-        amount_minor: amount,
         charged_minor: charged,
         refunded_minor: refunded,
         ..
@@ -196,16 +197,7 @@ fn differences(account: &Account, of: &Booked, on_its_way: bool) -> Vec<String> 
     if on_its_way {
         return wrong;
     }
-    let as_it_must_be = match status {
-        OrderStatus::Paid => charged == amount && refunded < amount,
-        OrderStatus::Refunded => charged == amount && refunded == amount,
-        _ => charged == refunded,
-    };
-    if !as_it_must_be {
-        wrong.push(format!(
-            "it is {status} and costs {amount}, and the ledger has {charged} taken and {refunded} paid back"
-        ));
-    }
+    wrong.extend(not_as_it_must_be(account, status));
     if (charged, refunded) != (of.captured, of.refunded) {
         wrong.push(format!(
             "the ledger has {charged} taken and {refunded} paid back, and the provider {} and {}",
@@ -213,6 +205,39 @@ fn differences(account: &Account, of: &Booked, on_its_way: bool) -> Vec<String> 
         ));
     }
     wrong
+}
+
+/// What is wrong between an order that is at rest and its rows in the ledger, the provider left aside.
+pub fn against_its_order(account: &Account) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if account.foreign_currency {
+        wrong.push(format!("not all of its money is in {}", account.currency));
+    }
+    wrong.extend(
+        account
+            .status
+            .and_then(|status| not_as_it_must_be(account, status)),
+    );
+    wrong
+}
+
+fn not_as_it_must_be(account: &Account, status: OrderStatus) -> Option<String> {
+    let Account {
+        amount_minor: amount,
+        charged_minor: charged,
+        refunded_minor: refunded,
+        ..
+    } = *account;
+    let as_it_must_be = match status {
+        OrderStatus::Paid => charged == amount && refunded < amount,
+        OrderStatus::Refunded => charged == amount && refunded == amount,
+        _ => charged == refunded,
+    };
+    (!as_it_must_be).then(|| {
+        format!(
+            "it is {status} and costs {amount}, and the ledger has {charged} taken and {refunded} paid back"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -243,6 +268,7 @@ mod tests {
             reference: format!("{}:1", account.order),
             captured_minor,
             refunded_minor,
+            authorised_minor: 0,
             currency: Some(eur()),
         }
     }

@@ -8,6 +8,7 @@ pub mod money;
 pub mod order;
 pub mod payment;
 pub mod purchase;
+pub mod reconcile;
 pub mod sale;
 pub mod views;
 

@@ -47,13 +47,6 @@ pub struct Stock {
     pub sold: i64,
 }
 
-impl Stock {
-    /// Units unaccounted for; anything but 0 is a violation.
-    pub fn conservation_gap(&self) -> i64 {
-        self.quantity - self.available - self.held - self.sold
-    }
-}
-
 /// Where a sale stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {

@@ -10,6 +10,8 @@
 //! nothing in here records metrics.
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod keys;
 mod link;
 mod load;
@@ -33,7 +35,7 @@ pub use error::Error;
 pub use load::{LoadedOrder, SaleFacts};
 pub use release::{Release, Released};
 pub use reserve::{MAX_BATCH_REQUESTS, Reservation, Reserve, Verdict};
-pub use scan::{HeldReservation, Pulse};
+pub use scan::{HeldReservation, Pulse, Standing};
 
 use link::Link;
 

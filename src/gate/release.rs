@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use redis::Value;
+
 use super::reply::{Readiness, Reply};
 use super::script::{self, Columns as _};
 use super::{Error, Gate};
@@ -39,6 +41,29 @@ pub enum Released {
     Unprimed,
 }
 
+/// What one call of the script did.
+#[derive(Debug)]
+pub(super) struct Slice {
+    available: i64,
+    given_back_units: i64,
+    unknown: usize,
+    epoch: i64,
+}
+
+/// Reads what the script answers; `None` while the sale isn't loaded.
+pub(super) fn read(answer: Value) -> Result<Option<Slice>, Error> {
+    let mut reply = Reply::new(answer)?;
+    match reply.readiness()? {
+        Readiness::Unprimed | Readiness::Loading => Ok(None),
+        Readiness::Ready => Ok(Some(Slice {
+            available: reply.int()?,
+            given_back_units: reply.int()?,
+            unknown: reply.int()? as usize,
+            epoch: reply.int()?,
+        })),
+    }
+}
+
 impl Gate {
     /// Gives back what these orders hold, each once, whatever comes first and however often it is repeated. Works when
     /// Redis' memory is full.
@@ -70,17 +95,14 @@ impl Gate {
                     .collect::<Vec<_>>(),
             );
 
-            let mut reply = Reply::new(script::RELEASE.run(&self.link, &command).await?)?;
-            match reply.readiness()? {
-                Readiness::Unprimed | Readiness::Loading => return Ok(Released::Unprimed),
-                Readiness::Ready => {
-                    available = reply.int()?;
-                    given_back_units += reply.int()?;
-                    unknown += reply.int()? as usize;
-                    // The oldest of them, should the sale be loaded anew between two slices.
-                    epoch = epoch.min(reply.int()?);
-                }
-            }
+            let Some(done) = read(script::RELEASE.run(&self.link, &command).await?)? else {
+                return Ok(Released::Unprimed);
+            };
+            available = done.available;
+            given_back_units += done.given_back_units;
+            unknown += done.unknown;
+            // The oldest of them, should the sale be loaded anew between two slices.
+            epoch = epoch.min(done.epoch);
         }
         Ok(Released::Done {
             available,

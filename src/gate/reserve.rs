@@ -96,24 +96,29 @@ impl Gate {
                     .collect::<Vec<_>>(),
             );
 
-        let mut reply = Reply::new(script::RESERVE.run(&self.link, &command).await?)?;
-        match reply.readiness()? {
-            Readiness::Unprimed => Ok(Reserve::Unprimed),
-            Readiness::Loading => Ok(Reserve::Loading),
-            Readiness::Ready => {
-                let epoch = reply.parsed()?;
-                let available = reply.int()?;
-                let letters = reply.value()?;
-                let verdicts = verdicts(reply::text(&letters)?, reply.rest())?;
-                if verdicts.len() != requests.len() {
-                    return Err(Error::Other("as many verdicts as requests were expected".into()));
-                }
-                Ok(Reserve::Decided {
-                    epoch,
-                    available,
-                    verdicts,
-                })
+        read(script::RESERVE.run(&self.link, &command).await?, requests.len())
+    }
+}
+
+/// Reads what the script answers to so many requests.
+pub(super) fn read(answer: Value, asked: usize) -> Result<Reserve, Error> {
+    let mut reply = Reply::new(answer)?;
+    match reply.readiness()? {
+        Readiness::Unprimed => Ok(Reserve::Unprimed),
+        Readiness::Loading => Ok(Reserve::Loading),
+        Readiness::Ready => {
+            let epoch = reply.parsed()?;
+            let available = reply.int()?;
+            let letters = reply.value()?;
+            let verdicts = verdicts(reply::text(&letters)?, reply.rest())?;
+            if verdicts.len() != asked {
+                return Err(Error::Other("as many verdicts as requests were expected".into()));
             }
+            Ok(Reserve::Decided {
+                epoch,
+                available,
+                verdicts,
+            })
         }
     }
 }

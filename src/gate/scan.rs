@@ -17,17 +17,17 @@ const PAGE_ENTRIES: usize = 1000;
 /// How often a scan begins anew when the sale was loaded again under it.
 const SCANS: usize = 3;
 
-/// What changes about a sale, at one instant.
+pub use crate::domain::reconcile::gate::Pulse;
+
+/// Whether the gate knows a sale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pulse {
-    /// The epoch it was loaded under.
-    pub epoch: i64,
-    /// Units available.
-    pub available: i64,
-    /// Idempotency keys it knows.
-    pub keys: u64,
-    /// How often anything of this has changed since the load: two pulses are equal only when nothing has, not even there and back.
-    pub changes: u64,
+pub enum Standing {
+    /// Not at all.
+    NotLoaded,
+    /// Somebody is loading it, and gave a sign within 2 s.
+    Loading,
+    /// As it is now.
+    Loaded(Pulse),
 }
 
 /// Units held (or owned) by an order.
@@ -51,16 +51,18 @@ impl Gate {
     /// # Errors
     /// What is in the way.
     pub async fn pulse(&self, sale: SaleId) -> Result<Option<Pulse>, Error> {
-        let mut reply = Reply::new(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)?;
-        match reply.readiness()? {
-            Readiness::Unprimed | Readiness::Loading => Ok(None),
-            Readiness::Ready => Ok(Some(Pulse {
-                epoch: reply.parsed()?,
-                available: reply.parsed()?,
-                keys: reply.int()?.unsigned_abs(),
-                changes: reply.parsed()?,
-            })),
-        }
+        Ok(match self.standing(sale).await? {
+            Standing::NotLoaded | Standing::Loading => None,
+            Standing::Loaded(pulse) => Some(pulse),
+        })
+    }
+
+    /// The same, with a sale that is being loaded told from one that isn't.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn standing(&self, sale: SaleId) -> Result<Standing, Error> {
+        read_standing(script::PULSE.run(&self.link, &script::PULSE.on(sale)).await?)
     }
 
     /// The purchases that the sale knows: all that were known when it was called, and some of those that came to be known
@@ -111,6 +113,68 @@ impl Gate {
         Ok((cursor, held))
     }
 
+    /// The reservations of these orders, in their order; `None` for one that holds nothing.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn reservations_of(
+        &self,
+        sale: SaleId,
+        orders: &[OrderId],
+    ) -> Result<Vec<Option<HeldReservation>>, Error> {
+        let names: Vec<String> = orders.iter().map(OrderId::to_string).collect();
+        let values = self.fields(&SaleKeys::of(sale).held, &names).await?;
+        names
+            .iter()
+            .zip(values)
+            .map(|(order, value)| value.map(|value| held(order, &value)).transpose())
+            .collect()
+    }
+
+    /// A page of the buyers of a sale with a limit, with the units that each is counted as holding, and the cursor of the next page.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn buyers(&self, sale: SaleId, cursor: u64) -> Result<(u64, Vec<(Buyer, i64)>), Error> {
+        let (cursor, page) = self.page(&SaleKeys::of(sale).buyers, cursor).await?;
+        let buyers = page
+            .iter()
+            .map(|(buyer, units)| {
+                let buyer = Buyer::parse(buyer)
+                    .ok_or_else(|| Error::Other(format!("an unreadable buyer: {buyer:?}")))?;
+                Ok((buyer, reply::parsed(units)?))
+            })
+            .collect::<Result<_, Error>>()?;
+        Ok((cursor, buyers))
+    }
+
+    /// Which of these buyers the sale counts no units of.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn buyers_unknown(&self, sale: SaleId, buyers: &[Buyer]) -> Result<Vec<Buyer>, Error> {
+        let names: Vec<String> = buyers.iter().map(Buyer::to_string).collect();
+        let values = self.fields(&SaleKeys::of(sale).buyers, &names).await?;
+        let unknown = buyers.iter().zip(values).filter(|(_, units)| units.is_none());
+        Ok(unknown.map(|(buyer, _)| buyer.clone()).collect())
+    }
+
+    /// The values of some fields of a hash.
+    async fn fields(&self, key: &str, names: &[String]) -> Result<Vec<Option<String>>, Error> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("HMGET");
+        command.arg(key).arg(names);
+        let values = Reply::new(self.link.call(&command).await?)?.rest();
+        values
+            .map(|value| match value {
+                Value::Nil => Ok(None),
+                value => owned(&value).map(Some),
+            })
+            .collect()
+    }
+
     /// A page of a hash, and the cursor of the next.
     async fn page(&self, key: &str, cursor: u64) -> Result<(u64, Vec<(String, String)>), Error> {
         let mut command = redis::cmd("HSCAN");
@@ -126,6 +190,21 @@ impl Gate {
     }
 }
 
+/// Reads what the script answers.
+pub(super) fn read_standing(answer: Value) -> Result<Standing, Error> {
+    let mut reply = Reply::new(answer)?;
+    Ok(match reply.readiness()? {
+        Readiness::Unprimed => Standing::NotLoaded,
+        Readiness::Loading => Standing::Loading,
+        Readiness::Ready => Standing::Loaded(Pulse {
+            epoch: reply.parsed()?,
+            available: reply.parsed()?,
+            keys: reply.int()?.unsigned_abs(),
+            changes: reply.parsed()?,
+        }),
+    })
+}
+
 fn owned(value: &Value) -> Result<String, Error> {
     reply::text(value).map(str::to_owned)
 }
@@ -135,7 +214,7 @@ fn parsed_uuid(text: &str) -> Result<Uuid, Error> {
 }
 
 /// Reads an entry of the hash of reservations: the order, and `quantity:reserved_at_us:digest:buyer`.
-fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
+pub(super) fn held(order: &str, value: &str) -> Result<HeldReservation, Error> {
     let unreadable = || Error::Other(format!("an unreadable reservation: {value:?}"));
     // The buyer comes last, because it may hold colons.
     let mut parts = value.splitn(4, ':');

@@ -7,14 +7,21 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::door::Door;
+use super::room::Room;
+use super::watch::Watch;
 use super::{FrontDesk, Settings, connection};
 
 /// Pauses after an accept that failed for want of something (mostly file descriptors): doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a newcomer waits until somebody else is asked to make room.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// A full house is logged once in so long.
+const SAY_FULL_EVERY: Duration = Duration::from_secs(10);
 
 /// How a stop went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,11 +73,20 @@ async fn accept_until<D: FrontDesk>(
 ) -> JoinSet<()> {
     let max_connections = door.settings.max_connections;
     let mut connections = JoinSet::new();
+    let mut room = Room::default();
     let mut shutdown = pin!(shutdown);
     let mut failures: u32 = 0;
     let mut not_before: Option<Instant> = None;
+    // One that came when all places were taken.
+    let mut guest: Option<TcpStream> = None;
+    let mut said_full: Option<Instant> = None;
     loop {
-        let is_full = connections.len() >= max_connections;
+        if let Some(stream) = guest.take_if(|_| connections.len() < max_connections) {
+            let watch = Arc::new(Watch::new(&door.settings));
+            room.enter(&watch);
+            connections.spawn(connection::serve(stream, watch, door.clone()));
+        }
+        let must_wait = guest.is_some();
         let accept = async {
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
@@ -81,13 +97,18 @@ async fn accept_until<D: FrontDesk>(
             biased;
             () = &mut shutdown => return connections,
             Some(ended) = connections.join_next() => note(ended),
-            // At the limit nothing is accepted: the next ones wait in the kernel's queue.
-            accepted = accept, if !is_full => match accepted {
+            // Those behind a guest wait in the kernel's queue.
+            accepted = accept, if !must_wait => match accepted {
                 Ok(stream) => {
                     (failures, not_before) = (0, None);
-                    connections.spawn(connection::serve(stream, door.clone()));
-                    if connections.len() == max_connections {
-                        tracing::warn!(max_connections, "as many connections as allowed are open; new ones wait");
+                    guest = Some(stream);
+                    if connections.len() >= max_connections {
+                        let asked = room.make();
+                        let now = Instant::now();
+                        if said_full.is_none_or(|said| now >= said + SAY_FULL_EVERY) {
+                            said_full = Some(now);
+                            tracing::warn!(max_connections, asked, "as many connections as allowed are open; those that wait longest are closed");
+                        }
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => {
@@ -97,9 +118,14 @@ async fn accept_until<D: FrontDesk>(
                     let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LAST_PAUSE);
                     failures = failures.saturating_add(1);
                     not_before = Some(Instant::now() + pause);
-                    tracing::warn!(%error, failures, ?pause, open = connections.len(), "no connection can be taken");
+                    let asked = room.make();
+                    tracing::warn!(%error, failures, ?pause, open = connections.len(), asked, "no connection can be taken");
                 }
             },
+            // Whoever was asked to leave had handed in a request just then, or all had: somebody will be waiting soon.
+            () = sleep(ASK_AGAIN_AFTER), if must_wait => {
+                room.make();
+            }
         }
     }
 }

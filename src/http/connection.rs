@@ -16,15 +16,14 @@ use super::settings::{MAX_BUFFER_BYTES, MAX_HEADER_BYTES};
 use super::watch::{Expired, Watch, Watched};
 use crate::metrics::{self, Counted};
 
-/// Serves a connection until either side closes it, it is out of time, or the door is draining and its request under
-/// way is answered.
+/// Serves a connection until either side closes it, it is out of time, its place is wanted while it waits, or the door is draining and its
+/// request under way is answered.
 ///
 /// HTTP/1 alone: a client that says nothing would keep a connection that first finds out its protocol open for ever.
-pub(super) async fn serve<D: FrontDesk>(stream: TcpStream, door: Arc<Door<D>>) {
+pub(super) async fn serve<D: FrontDesk>(stream: TcpStream, watch: Arc<Watch>, door: Arc<Door<D>>) {
     let _counted = Counted::on(metrics::connections());
     // An answer goes out at once, not when there is enough to fill a packet.
     stream.set_nodelay(true).ok();
-    let watch = Arc::new(Watch::new(&door.settings));
     let io = TokioIo::new(Watched::new(stream, watch.clone()));
     let service = {
         let (door, watch) = (door.clone(), watch.clone());
@@ -57,6 +56,10 @@ pub(super) async fn serve<D: FrontDesk>(stream: TcpStream, door: Arc<Door<D>>) {
                 told = true;
                 connection.as_mut().graceful_shutdown();
                 continue;
+            }
+            if watch.poll_leaves(cx) {
+                metrics::connection_closed_for_room();
+                return Poll::Ready(());
             }
             match ready!(watch.poll_expired(timer.as_mut(), cx)) {
                 Expired::Request => {}

@@ -180,7 +180,7 @@ impl<D: FrontDesk> Call<'_, D> {
         let reading = body::read(body, max_bytes);
         let deadline = self.started + settings.body_read_timeout;
         self.watch
-            .until(deadline, reading)
+            .reading(deadline, reading)
             .await
             .unwrap_or(Err(Problem::RequestTimeout))
     }

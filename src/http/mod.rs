@@ -13,9 +13,12 @@ mod desk;
 mod door;
 mod extract;
 mod form;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handlers;
 mod problem;
 mod request_id;
+mod room;
 mod route;
 mod settings;
 mod shielded;

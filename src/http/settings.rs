@@ -20,7 +20,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The settings of the front door.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Connections open at a time; further ones wait in the kernel's queue.
+    /// Connections open at a time; for a further one, the one that has waited longest without a request is closed.
     pub max_connections: usize,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,

@@ -8,10 +8,12 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
@@ -31,6 +33,8 @@ const HEAD: u8 = 2;
 const BUSY: u8 = 3;
 /// The request's time is up and it knows.
 const EXPIRED: u8 = 4;
+/// A request's body is being read; nothing was done for it yet.
+const BODY: u8 = 5;
 
 /// The request's time is up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,16 +49,20 @@ pub(super) enum Expired {
     Connection,
 }
 
-/// A connection's phase and deadline. Only its own task reads and writes them; they are atomics because that task may
-/// move between threads.
+/// A connection's phase and deadline. Only its own task writes them; they are atomics because that task may move between threads, and for
+/// whoever looks for room.
 #[derive(Debug)]
 pub(super) struct Watch {
     opened: Instant,
     header_read_timeout: Duration,
+    body_read_timeout: Duration,
     idle_timeout: Duration,
     phase: AtomicU8,
     /// Microseconds after `opened`.
     deadline_us: AtomicU64,
+    asked_to_leave: AtomicBool,
+    /// The connection's task, for who asks it to leave.
+    task: AtomicWaker,
 }
 
 impl Watch {
@@ -63,9 +71,12 @@ impl Watch {
         let watch = Self {
             opened: Instant::now(),
             header_read_timeout: settings.header_read_timeout,
+            body_read_timeout: settings.body_read_timeout,
             idle_timeout: settings.connection_idle_timeout,
             phase: AtomicU8::new(IDLE),
             deadline_us: AtomicU64::new(0),
+            asked_to_leave: AtomicBool::new(false),
+            task: AtomicWaker::new(),
         };
         watch.enter(HEAD, watch.opened + watch.header_read_timeout);
         watch
@@ -81,9 +92,23 @@ impl Watch {
         self.enter(IDLE, now + self.idle_timeout);
     }
 
+    /// Reads the request's body until `deadline`.
+    pub(super) async fn reading<F: Future>(&self, deadline: Instant, work: F) -> Result<F::Output, Elapsed> {
+        let read = self.in_phase(BODY, deadline, work).await;
+        // From here on something may be done for it, and nobody is sent away in the middle of that.
+        if read.is_ok() {
+            self.phase.store(BUSY, Relaxed);
+        }
+        read
+    }
+
     /// Works on the request until `deadline`.
     pub(super) async fn until<F: Future>(&self, deadline: Instant, work: F) -> Result<F::Output, Elapsed> {
-        self.enter(BUSY, deadline);
+        self.in_phase(BUSY, deadline, work).await
+    }
+
+    async fn in_phase<F: Future>(&self, phase: u8, deadline: Instant, work: F) -> Result<F::Output, Elapsed> {
+        self.enter(phase, deadline);
         let mut work = std::pin::pin!(work);
         // The connection's task polls hyper, and with it this request, right after the deadline has passed.
         std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -113,13 +138,42 @@ impl Watch {
             let now = Instant::now();
             if now < deadline {
                 timer.as_mut().reset(deadline);
-            } else if self.phase.load(Relaxed) == BUSY {
+            } else if matches!(self.phase.load(Relaxed), BUSY | BODY) {
                 self.enter(EXPIRED, now + GRACE);
                 return Poll::Ready(Expired::Request);
             } else {
                 return Poll::Ready(Expired::Connection);
             }
         }
+    }
+
+    /// Since when nothing is done for it but waiting; `None` while a request is worked on.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        let limit = match self.phase.load(Relaxed) {
+            IDLE => self.idle_timeout,
+            BEGUN | HEAD => self.header_read_timeout,
+            BODY => self.body_read_timeout,
+            _ => return None,
+        };
+        self.deadline().checked_sub(limit)
+    }
+
+    /// Its place is wanted: it ends, unless a request has come meanwhile.
+    pub(super) fn ask_to_leave(&self) {
+        self.asked_to_leave.store(true, Release);
+        self.task.wake();
+    }
+
+    /// Whether its place is wanted. By the connection's task alone: once it is known to be worked on, it may stay.
+    pub(super) fn poll_leaves(&self, cx: &Context<'_>) -> bool {
+        self.task.register(cx.waker());
+        // Looked at after the task can be woken: what is asked in between isn't missed.
+        self.asked_to_leave.swap(false, Acquire) && self.waits_since().is_some()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_asked_to_leave(&self) -> bool {
+        self.asked_to_leave.load(Acquire)
     }
 
     /// Bytes have come in.

@@ -1,5 +1,6 @@
 //! Label values. Each enum is one label's whole set of values, in the order in which its series are kept.
 
+use crate::domain::reconcile::Kind;
 use crate::domain::{News, OrderStatus};
 
 /// A label whose values are all known.
@@ -135,7 +136,17 @@ labels! {
         Refund = "refund",
     }
 
-    /// How a request to the provider ended.
+    /// How an HTTP request to the provider ended, whatever it was for.
+    SendEnd {
+        /// With an answer, whatever it says.
+        Answered = "answered",
+        /// Without one, after it may have arrived.
+        Unanswered = "unanswered",
+        /// There was no connection: nothing left.
+        NotSent = "not_sent",
+    }
+
+    /// How a call to the provider ended.
     ProviderOutcome {
         /// It did what was asked; for a look-up: the charge has succeeded.
         Succeeded = "succeeded",
@@ -237,6 +248,14 @@ labels! {
         Apart = "apart",
     }
 
+    /// What became of a difference that a periodic pass found.
+    ReconcileResult {
+        /// It is repaired, or the work that repairs it is written down.
+        Repaired = "repaired",
+        /// A person has to look.
+        Left = "left",
+    }
+
     /// How a pass of the sweeper ended.
     PassResult {
         /// It got through.
@@ -278,6 +297,18 @@ impl Label for News {
     }
 }
 
+impl Label for Kind {
+    const VALUES: &'static [Self] = Self::ALL;
+
+    fn index(self) -> usize {
+        self as usize
+    }
+
+    fn text(self) -> &'static str {
+        self.as_str()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,6 +322,7 @@ mod tests {
         }
         check::<OrderStatus>();
         check::<News>();
+        check::<Kind>();
         check::<Outcome>();
         check::<ProviderOutcome>();
     }

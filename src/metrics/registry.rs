@@ -11,10 +11,11 @@ use rustc_hash::FxBuildHasher;
 
 use super::labels::{
     Actor, By, DeliveryResult, EventEnd, GateOp, Label, LateRefund, Outcome, PassResult, Pool, ProviderName,
-    ProviderOp, ProviderOutcome, RebuildReason, RefundStage, WebhookRefusal, What,
+    ProviderOp, ProviderOutcome, RebuildReason, ReconcileResult, RefundStage, SendEnd, WebhookRefusal, What,
 };
 use super::sales::Sales;
 use super::{ALL, Kind, Metric};
+use crate::domain::reconcile::Kind as DifferenceKind;
 use crate::domain::{Event, News, OrderStatus, transition};
 
 /// Upper bounds for times, in seconds: dense where a purchase is expected (p50 14 ms, p99 24 ms were measured) and
@@ -113,6 +114,7 @@ pub(super) struct Registry {
     requests: DashMap<(&'static str, u16), Histogram, FxBuildHasher>,
     pub(super) connection_held_seconds: Family<Histogram>,
     provider_requests: Vec<Counter>,
+    pub(super) provider_sends: Family<Counter>,
     pub(super) provider_seconds: Family<Histogram>,
     pub(super) charges_in_flight: Gauge,
     pub(super) payment_queue_orders: Gauge,
@@ -130,14 +132,19 @@ pub(super) struct Registry {
     pub(super) webhook_events_due: Gauge,
     pub(super) webhook_event_oldest_seconds: Gauge,
     pub(super) gate_degraded: Gauge,
+    pub(super) gate_evicting: Gauge,
     pub(super) gate_rebuilds: Family<Counter>,
     pub(super) reservations_reaped: Counter,
     pub(super) gate_releases_pending: Gauge,
     pub(super) sweeper_last_pass_timestamp_seconds: Gauge,
     pub(super) sweeper_passes: Family<Counter>,
+    reconcile_differences: Vec<Counter>,
+    pub(super) reconcile_differences_left: Gauge,
+    pub(super) reconcile_last_pass_timestamp_seconds: Gauge,
     pub(super) postgres_breaker_open: Gauge,
     pub(super) actor_restarts: Family<Counter>,
     pub(super) connections: Gauge,
+    pub(super) connections_closed_for_room: Counter,
 }
 
 /// A label's value when there is no order.
@@ -188,6 +195,7 @@ impl Registry {
                 .flat_map(|op| ProviderOutcome::ALL.iter().map(move |outcome| (op, outcome)))
                 .map(|(op, outcome)| make.counter(super::PROVIDER_REQUESTS, &[op.text(), outcome.text()]))
                 .collect(),
+            provider_sends: Family::new(|end: SendEnd| make.counter(super::PROVIDER_SENDS, &[end.text()])),
             provider_seconds: Family::new(|op: ProviderOp| {
                 make.histogram(super::PROVIDER_SECONDS, &[op.text()])
             }),
@@ -209,6 +217,7 @@ impl Registry {
             webhook_events_due: make.gauge(super::WEBHOOK_EVENTS_DUE, &[]),
             webhook_event_oldest_seconds: make.gauge(super::WEBHOOK_EVENT_OLDEST_SECONDS, &[]),
             gate_degraded: make.gauge(super::GATE_DEGRADED, &[]),
+            gate_evicting: make.gauge(super::GATE_EVICTING, &[]),
             gate_rebuilds: Family::new(|why: RebuildReason| {
                 make.counter(super::GATE_REBUILDS, &[why.text()])
             }),
@@ -218,9 +227,20 @@ impl Registry {
             sweeper_passes: Family::new(|result: PassResult| {
                 make.counter(super::SWEEPER_PASSES, &[result.text()])
             }),
+            reconcile_differences: DifferenceKind::ALL
+                .iter()
+                .flat_map(|kind| ReconcileResult::ALL.iter().map(move |result| (kind, result)))
+                .map(|(kind, result)| {
+                    make.counter(super::RECONCILE_DIFFERENCES, &[kind.text(), result.text()])
+                })
+                .collect(),
+            reconcile_differences_left: make.gauge(super::RECONCILE_DIFFERENCES_LEFT, &[]),
+            reconcile_last_pass_timestamp_seconds: make
+                .gauge(super::RECONCILE_LAST_PASS_TIMESTAMP_SECONDS, &[]),
             postgres_breaker_open: make.gauge(super::POSTGRES_BREAKER_OPEN, &[]),
             actor_restarts: Family::new(|actor: Actor| make.counter(super::ACTOR_RESTARTS, &[actor.text()])),
             connections: make.gauge(super::CONNECTIONS, &[]),
+            connections_closed_for_room: make.counter(super::CONNECTIONS_CLOSED_FOR_ROOM, &[]),
             process,
             handle: recorder.handle(),
             recorder,
@@ -256,6 +276,10 @@ impl Registry {
 
     pub(super) fn provider_request(&self, op: ProviderOp, outcome: ProviderOutcome) -> &Counter {
         &self.provider_requests[op.index() * ProviderOutcome::ALL.len() + outcome.index()]
+    }
+
+    pub(super) fn reconcile_difference(&self, kind: DifferenceKind, result: ReconcileResult) -> &Counter {
+        &self.reconcile_differences[kind.index() * ReconcileResult::ALL.len() + result.index()]
     }
 
     pub(super) fn webhook_delivery(
@@ -563,6 +587,9 @@ mod tests {
         registry
             .provider_request(ProviderOp::Refund, ProviderOutcome::RateLimited)
             .increment(1);
+        registry
+            .reconcile_difference(DifferenceKind::HeldUnits, ReconcileResult::Left)
+            .increment(1);
         registry.batch_size.at(What::Reserve).record(3.0);
         registry.request("/v1/no/such/route", 404, Duration::from_millis(7));
         registry.request("/v1/no/such/route", 404, Duration::from_millis(7));
@@ -607,6 +634,16 @@ mod tests {
                 "fluxbuy_provider_requests_total",
                 &[("op", "refund"), ("outcome", "rate_limited")],
                 1.0,
+            ),
+            (
+                "fluxbuy_reconcile_differences_total",
+                &[("kind", "held_units"), ("result", "left")],
+                1.0,
+            ),
+            (
+                "fluxbuy_reconcile_differences_total",
+                &[("kind", "held_units"), ("result", "repaired")],
+                0.0,
             ),
             (
                 "fluxbuy_batch_size_bucket",

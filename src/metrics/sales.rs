@@ -5,37 +5,53 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{CONSERVATION_GAP_UNITS, Metric, SALE_QUANTITY_UNITS, STOCK_UNITS};
+use super::{CONSERVATION_GAP_UNITS, GATE_GAP_UNITS, Metric, SALE_QUANTITY_UNITS, STOCK_UNITS};
 use crate::domain::{SaleId, Stock};
 
-/// The stock of each active sale, all figures of a sale from one instant: a scrape never mixes two, so it never
-/// shows a gap that isn't there.
+/// The stock of each active sale, all figures of a sale from one instant: a scrape never mixes two. The gaps are each of one instant, too.
 #[derive(Debug, Default)]
-pub(super) struct Sales(Mutex<BTreeMap<SaleId, Stock>>);
+pub(super) struct Sales(Mutex<BTreeMap<SaleId, Shown>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Shown {
+    stock: Stock,
+    gap: i64,
+    gate_gap: i64,
+}
 
 impl Sales {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<SaleId, Shown>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn set(&self, sale: SaleId, stock: Stock) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(sale, stock);
+        self.all().entry(sale).or_default().stock = stock;
+    }
+
+    pub(super) fn set_gap(&self, sale: SaleId, units: i64) {
+        if let Some(shown) = self.all().get_mut(&sale) {
+            shown.gap = units;
+        }
+    }
+
+    pub(super) fn set_gate_gap(&self, sale: SaleId, units: i64) {
+        if let Some(shown) = self.all().get_mut(&sale) {
+            shown.gate_gap = units;
+        }
     }
 
     pub(super) fn forget(&self, sale: SaleId) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&sale);
+        self.all().remove(&sale);
     }
 
     /// Appends them in Prometheus' text format.
     pub(super) fn render(&self, out: &mut String) {
         // Copied so that a scrape doesn't hold up whoever feeds the figures.
-        let sales = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sales = self.all().clone();
         head(out, &STOCK_UNITS);
-        for (sale, stock) in &sales {
+        for (sale, Shown { stock, .. }) in &sales {
             for (state, units) in [
                 ("available", stock.available),
                 ("held", stock.held),
@@ -50,24 +66,19 @@ impl Sales {
                 );
             }
         }
-        head(out, &SALE_QUANTITY_UNITS);
-        for (sale, stock) in &sales {
-            line(
-                out,
-                format_args!(
-                    "{}{{sale=\"{sale}\"}} {}",
-                    SALE_QUANTITY_UNITS.name, stock.quantity
-                ),
-            );
-        }
-        head(out, &CONSERVATION_GAP_UNITS);
-        for (sale, stock) in &sales {
-            let gap = stock.conservation_gap();
-            line(
-                out,
-                format_args!("{}{{sale=\"{sale}\"}} {gap}", CONSERVATION_GAP_UNITS.name),
-            );
-        }
+        each(out, &SALE_QUANTITY_UNITS, &sales, |shown| shown.stock.quantity);
+        each(out, &CONSERVATION_GAP_UNITS, &sales, |shown| shown.gap);
+        each(out, &GATE_GAP_UNITS, &sales, |shown| shown.gate_gap);
+    }
+}
+
+fn each(out: &mut String, metric: &Metric, sales: &BTreeMap<SaleId, Shown>, units: impl Fn(&Shown) -> i64) {
+    head(out, metric);
+    for (sale, shown) in sales {
+        line(
+            out,
+            format_args!("{}{{sale=\"{sale}\"}} {}", metric.name, units(shown)),
+        );
     }
 }
 
@@ -96,6 +107,9 @@ mod tests {
                 sold: 1,
             },
         );
+        sales.set_gap(sale, 1);
+        sales.set_gate_gap(sale, -2);
+        sales.set_gap(SaleId::fresh(), 7);
         sales.render(&mut out);
         for line in [
             format!("fluxbuy_stock_units{{sale=\"{sale}\",state=\"available\"}} 5"),
@@ -103,9 +117,11 @@ mod tests {
             format!("fluxbuy_stock_units{{sale=\"{sale}\",state=\"sold\"}} 1"),
             format!("fluxbuy_sale_quantity_units{{sale=\"{sale}\"}} 10"),
             format!("fluxbuy_conservation_gap_units{{sale=\"{sale}\"}} 1"),
+            format!("fluxbuy_gate_gap_units{{sale=\"{sale}\"}} -2"),
         ] {
             assert!(out.lines().any(|l| l == line), "{line} isn't in {out}");
         }
+        assert!(!out.contains("} 7"), "one that isn't active has no series");
 
         sales.forget(sale);
         let mut out = String::new();

@@ -1,8 +1,9 @@
-//! Counts each real send to a provider, and how long it took.
+//! Counts each call to a provider, and how long it took. A call may take several requests, which `wire` counts, or none.
 
 use std::time::Instant;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 
 use super::{
     CaptureOutcome, Charge, ChargeOutcome, Lookup, OpenOutcome, PaymentProvider, Reference, RefundOutcome,
@@ -11,7 +12,7 @@ use super::{
 use crate::domain::{BookEntry, Money};
 use crate::metrics::{self, ProviderOp, ProviderOutcome as Seen};
 
-/// A provider whose calls are counted. Each call is one request, so the counts are real sends.
+/// A provider whose calls are counted.
 pub struct Metered<P>(pub P);
 
 /// Makes a call, and counts it by what `seen` makes of its outcome.
@@ -119,7 +120,7 @@ impl<P: PaymentProvider> PaymentProvider for Metered<P> {
         )
     }
 
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
-        self.0.book()
+    fn book(&self, since: Option<Timestamp>) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+        self.0.book(since)
     }
 }

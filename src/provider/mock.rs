@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hyper::{Method, StatusCode};
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -255,7 +256,7 @@ impl PaymentProvider for MockProvider {
         })
     }
 
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+    fn book(&self, _: Option<Timestamp>) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
         Box::pin(async move {
             let reply = self
                 .wire
@@ -281,6 +282,11 @@ impl PaymentProvider for MockProvider {
                 .into_iter()
                 .map(|charge| BookEntry {
                     captured_minor: if charge.status == "succeeded" {
+                        charge.amount_minor
+                    } else {
+                        0
+                    },
+                    authorised_minor: if charge.status == "authorised" {
                         charge.amount_minor
                     } else {
                         0

@@ -11,6 +11,7 @@ mod wire;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 
 use crate::domain::{BookEntry, Money, OrderId, PaymentMethod};
 
@@ -216,9 +217,10 @@ pub trait PaymentProvider: Send + Sync + 'static {
         amount: Money,
     ) -> BoxFuture<'a, RefundOutcome>;
 
-    /// All that the provider has taken and paid back, by its own book, in as many requests as that takes.
+    /// All that the provider has taken, set aside and paid back, by its own book, in as many requests as that takes. With `since`, at least
+    /// the charges that were begun since then, by the provider's clock, and maybe more.
     ///
     /// # Errors
     /// What was seen, when it can't be read.
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>>;
+    fn book(&self, since: Option<Timestamp>) -> BoxFuture<'_, Result<Vec<BookEntry>, String>>;
 }

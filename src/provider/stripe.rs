@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use hyper::header::HeaderName;
 use hyper::{Method, StatusCode};
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -470,11 +471,15 @@ impl PaymentProvider for Stripe {
         })
     }
 
-    fn book(&self) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
+    fn book(&self, since: Option<Timestamp>) -> BoxFuture<'_, Result<Vec<BookEntry>, String>> {
         Box::pin(async move {
-            let intents: Vec<Intent> = self.list("/v1/payment_intents").await?;
+            // Refunds are made after their intents: those of what was begun since were made since.
+            let since = since.map_or_else(String::new, |since| {
+                format!("?created[gte]={}", since.as_second())
+            });
+            let intents: Vec<Intent> = self.list(&format!("/v1/payment_intents{since}")).await?;
             let mut refunded: HashMap<String, i64> = HashMap::new();
-            for refund in self.list::<Refund>("/v1/refunds").await? {
+            for refund in self.list::<Refund>(&format!("/v1/refunds{since}")).await? {
                 if let (true, Some(intent)) = (refund.counts(), refund.payment_intent) {
                     *refunded.entry(intent).or_default() += refund.amount;
                 }
@@ -485,6 +490,11 @@ impl PaymentProvider for Stripe {
                 .filter_map(|intent| {
                     Some(BookEntry {
                         captured_minor: intent.captured_minor(),
+                        authorised_minor: if intent.status == "requires_capture" {
+                            intent.amount
+                        } else {
+                            0
+                        },
                         refunded_minor: refunded.remove(&intent.id).unwrap_or(0),
                         currency: Currency::parse(&intent.currency.to_ascii_uppercase()),
                         reference: intent.metadata.get(CHARGE)?.clone(),

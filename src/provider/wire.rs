@@ -13,6 +13,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
+use crate::metrics::{self, SendEnd};
+
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer that is read, unless a call says otherwise.
@@ -137,7 +139,7 @@ impl Wire {
         })
     }
 
-    /// One request, sent once.
+    /// One request, sent once, and counted.
     pub(super) async fn exchange(&self, ask: Ask<'_>) -> Result<Reply, Trouble> {
         let mut request = Request::builder()
             .method(ask.method)
@@ -178,9 +180,15 @@ impl Wire {
             })
         };
         let timeout = ask.timeout.unwrap_or(self.timeout);
-        tokio::time::timeout(timeout, exchange)
+        let ended = tokio::time::timeout(timeout, exchange)
             .await
-            .unwrap_or_else(|_| Err(Trouble::Unknown(format!("no answer within {timeout:?}"))))
+            .unwrap_or_else(|_| Err(Trouble::Unknown(format!("no answer within {timeout:?}"))));
+        metrics::provider_sent(match ended {
+            Ok(_) => SendEnd::Answered,
+            Err(Trouble::Unknown(_)) => SendEnd::Unanswered,
+            Err(Trouble::NotSent) => SendEnd::NotSent,
+        });
+        ended
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,7 +22,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// How long the mock provider may take to say where it is.
 const PROVIDER_UP_WITHIN: Duration = Duration::from_secs(15);
 
-/// Starts the servers, prints one line of JSON, stays until standard input closes or a signal comes, and takes all away again.
+/// Starts the servers, prints one line of JSON, does what it is told on standard input until that closes or a signal comes, and takes all
+/// away again.
 ///
 /// # Errors
 /// When a program is missing, or a server doesn't come up.
@@ -40,9 +41,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     // stopped in an orderly way, and each step has its own limit in time.
     let result = match servers.start(&args, &directory).await {
         Ok(addresses) => {
-            if announce(&addresses).is_ok() {
+            if say(&serde_json::to_string(&addresses)?).is_ok() {
                 tokio::select! {
-                    () = leash_ends() => {}
+                    () = servers.obey() => {}
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
@@ -63,67 +64,125 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     std::process::exit(0);
 }
 
-/// Waits until standard input closes: its other end is held by the owner, and the kernel lets go of it however the owner ends.
-async fn leash_ends() {
-    let mut stdin = tokio::io::stdin();
-    let mut ignored = [0; 256];
-    while matches!(stdin.read(&mut ignored).await, Ok(read) if read > 0) {}
-}
-
-/// Tells the owner where the servers are.
+/// Says a line to the owner.
 ///
 /// # Errors
 /// When it is no longer there.
-fn announce(addresses: &Addresses) -> anyhow::Result<()> {
+fn say(line: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{}", serde_json::to_string(addresses)?)?;
+    writeln!(stdout, "{line}")?;
     Ok(stdout.flush()?)
 }
 
+/// The servers that are running.
 #[derive(Default)]
-struct Servers(Vec<(Child, Signal)>);
+struct Servers {
+    redis: Option<redis::Redis>,
+    postgres: Option<postgres::Postgres>,
+    provider: Option<Child>,
+}
+
+/// PostgreSQL's "fast" shutdown: it doesn't wait for clients.
+const STOP_POSTGRES: Signal = Signal::SIGINT;
 
 impl Servers {
     async fn start(&mut self, args: &Args, directory: &TempDir) -> anyhow::Result<Addresses> {
         let folder = directory.path();
-        let redis = redis::start(folder).await?;
-        let redis_pid = redis.child.id().unwrap_or_default();
-        self.0.push((redis.child, Signal::SIGTERM));
-        let (provider_url, provider_pid) = if args.no_provider {
-            (None, None)
-        } else {
+        let redis = self.redis.insert(redis::start(folder).await?);
+        let (redis_url, redis_pid) = (redis.url.clone(), redis.child.id().unwrap_or_default());
+        let mut provider_url = None;
+        if !args.no_provider {
             let (child, url) = provider(args, folder).await?;
-            let pid = child.id();
-            self.0.push((child, Signal::SIGTERM));
-            (Some(url), pid)
-        };
-        let postgres = postgres::start(folder).await?;
-        let postgres_pid = postgres.child.id().unwrap_or_default();
-        // SIGINT is PostgreSQL's "fast" shutdown: it doesn't wait for clients.
-        self.0.push((postgres.child, Signal::SIGINT));
+            self.provider = Some(child);
+            provider_url = Some(url);
+        }
+        let postgres = self.postgres.insert(postgres::start(folder).await?);
         Ok(Addresses {
-            postgres_owner_url: postgres.owner_url,
-            postgres_engine_url: postgres.engine_url,
-            redis_url: redis.url,
+            postgres_owner_url: postgres.owner_url.clone(),
+            postgres_engine_url: postgres.engine_url.clone(),
+            redis_url,
             provider_url,
             directory: folder.to_owned(),
-            postgres_pid,
+            postgres_pid: postgres.child.id().unwrap_or_default(),
             redis_pid,
-            provider_pid,
+            provider_pid: self.provider.as_ref().and_then(Child::id),
         })
     }
 
+    /// Does what the owner says, a line at a time, until standard input closes: its other end is held by the owner, and the kernel lets go
+    /// of it however the owner ends. Each line is answered by one: `done` with the server's process, or `failed` with the reason.
+    async fn obey(&mut self) {
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let answer = match self.carry_out(line.trim()).await {
+                Ok(pid) => format!("done {pid}"),
+                Err(error) => format!("failed {error:#}").replace('\n', " "),
+            };
+            if say(&answer).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// `kill`, `stop`, `start` or `show` with `redis` or `postgres`: killed outright, stopped in order, started again where it was, or none
+    /// of these. Returns the process, 0 for none.
+    async fn carry_out(&mut self, order: &str) -> anyhow::Result<u32> {
+        let Self { redis, postgres, .. } = self;
+        let redis = redis.as_mut().context("redis was never started")?;
+        let postgres = postgres.as_mut().context("postgres was never started")?;
+        let (child, stop) = match order.split_once(' ') {
+            Some(("start", "redis")) => {
+                anyhow::ensure!(running(&mut redis.child)? == 0, "redis is running");
+                redis.start_again().await?;
+                return Ok(running(&mut redis.child)?);
+            }
+            Some(("start", "postgres")) => {
+                anyhow::ensure!(running(&mut postgres.child)? == 0, "postgres is running");
+                postgres.start_again().await?;
+                return Ok(running(&mut postgres.child)?);
+            }
+            Some(("show", "redis")) => return Ok(running(&mut redis.child)?),
+            Some(("show", "postgres")) => return Ok(running(&mut postgres.child)?),
+            Some(("kill", "redis")) => (&mut redis.child, Signal::SIGKILL),
+            Some(("kill", "postgres")) => (&mut postgres.child, Signal::SIGKILL),
+            Some(("stop", "redis")) => (&mut redis.child, Signal::SIGTERM),
+            Some(("stop", "postgres")) => (&mut postgres.child, STOP_POSTGRES),
+            _ => bail!("{order:?} is not kill, stop, start or show with redis or postgres"),
+        };
+        end(child, stop).await;
+        Ok(0)
+    }
+
     async fn stop(&mut self) {
-        for (child, stop) in &self.0 {
-            if let Some(pid) = child.id() {
-                kill(Pid::from_raw(pid as i32), *stop).ok();
-            }
-        }
-        for (child, _) in &mut self.0 {
-            if tokio::time::timeout(STOP_WITHIN, child.wait()).await.is_err() {
-                child.kill().await.ok();
-            }
-        }
+        let ends = [
+            self.redis
+                .as_mut()
+                .map(|redis| (&mut redis.child, Signal::SIGTERM)),
+            self.provider.as_mut().map(|provider| (provider, Signal::SIGTERM)),
+            self.postgres
+                .as_mut()
+                .map(|postgres| (&mut postgres.child, STOP_POSTGRES)),
+        ];
+        let ends = ends.into_iter().flatten().map(|(child, stop)| end(child, stop));
+        futures_util::future::join_all(ends).await;
+    }
+}
+
+/// A server's process; 0 when it has ended.
+fn running(child: &mut Child) -> std::io::Result<u32> {
+    Ok(match child.try_wait()? {
+        None => child.id().unwrap_or_default(),
+        Some(_) => 0,
+    })
+}
+
+/// Ends a server, and waits until it is gone.
+async fn end(child: &mut Child, how: Signal) {
+    if let Some(pid) = child.id() {
+        kill(Pid::from_raw(pid as i32), how).ok();
+    }
+    if tokio::time::timeout(STOP_WITHIN, child.wait()).await.is_err() {
+        child.kill().await.ok();
     }
 }
 

@@ -26,7 +26,7 @@ const TRIES: usize = 5;
 /// How long connecting to it may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-/// A running server.
+/// A server that can be started again where it was.
 pub(super) struct Postgres {
     /// Its process.
     pub(super) child: Child,
@@ -34,6 +34,30 @@ pub(super) struct Postgres {
     pub(super) owner_url: String,
     /// The database as the engine's role.
     pub(super) engine_url: String,
+    cluster: Cluster,
+    port: u16,
+}
+
+impl Postgres {
+    /// Starts it where it was, after it has ended, and waits until it has recovered.
+    pub(super) async fn start_again(&mut self) -> anyhow::Result<()> {
+        let (child, connection) = self
+            .cluster
+            .launch(self.port)
+            .await
+            .context("postgres did not come up again")?;
+        connection.close().await.ok();
+        self.child = child;
+        Ok(())
+    }
+}
+
+/// Files of a server, and who it runs as.
+struct Cluster {
+    programs: PathBuf,
+    data: PathBuf,
+    log: PathBuf,
+    user: Option<(Uid, Gid)>,
 }
 
 /// Makes a cluster below `directory`, starts a server on it, and migrates a database.
@@ -74,11 +98,48 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
         );
     }
 
-    let log = directory.join("postgres.log");
-    let mut last = String::new();
+    let cluster = Cluster {
+        programs,
+        data,
+        log: directory.join("postgres.log"),
+        user,
+    };
+    let mut last = None;
     for _ in 0..TRIES {
         let port = programs::free_port()?;
-        let mut command = programs::server(&programs.join("postgres"), "SIGINT");
+        match cluster.launch(port).await {
+            Ok((child, mut connection)) => {
+                connection
+                    .execute(AssertSqlSafe(format!("CREATE ROLE {ENGINE} LOGIN")))
+                    .await?;
+                connection
+                    .execute(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}")))
+                    .await?;
+                migrate::migrate(&url(OWNER, port, TEMPLATE)).await?;
+                copy_template(&mut connection, DATABASE).await?;
+                connection.close().await?;
+                return Ok(Postgres {
+                    child,
+                    owner_url: url(OWNER, port, DATABASE),
+                    engine_url: url(ENGINE, port, DATABASE),
+                    cluster,
+                    port,
+                });
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| anyhow::anyhow!("no port was tried"))).context("postgres did not come up")
+}
+
+fn url(user: &str, port: u16, database: &str) -> String {
+    format!("postgres://{user}@127.0.0.1:{port}/{database}")
+}
+
+impl Cluster {
+    /// Starts a server on it, and connects to it as its superuser.
+    async fn launch(&self, port: u16) -> anyhow::Result<(Child, PgConnection)> {
+        let mut command = programs::server(&self.programs.join("postgres"), "SIGINT");
         let settings = [
             format!("port={port}"),
             "listen_addresses=127.0.0.1".to_owned(),
@@ -87,39 +148,22 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<Postgres> {
             "shared_buffers=256MB".to_owned(),
             "max_wal_size=4GB".to_owned(),
         ];
-        command.arg("-D").arg(&data).current_dir("/");
+        command.arg("-D").arg(&self.data).current_dir("/");
         for setting in settings {
             command.args(["-c", &setting]);
         }
-        let output = File::create(&log)?;
+        let output = File::options().create(true).append(true).open(&self.log)?;
         command.stdout(output.try_clone()?).stderr(output);
-        run_as(&mut command, user);
+        run_as(&mut command, self.user);
         let mut child = command.spawn().context("postgres could not be started")?;
-        let url = |user: &str, database: &str| format!("postgres://{user}@127.0.0.1:{port}/{database}");
-        match wait_until_up(&mut child, &url(OWNER, "postgres"), &data).await {
-            Ok(mut connection) => {
-                connection
-                    .execute(AssertSqlSafe(format!("CREATE ROLE {ENGINE} LOGIN")))
-                    .await?;
-                connection
-                    .execute(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}")))
-                    .await?;
-                migrate::migrate(&url(OWNER, TEMPLATE)).await?;
-                copy_template(&mut connection, DATABASE).await?;
-                connection.close().await?;
-                return Ok(Postgres {
-                    child,
-                    owner_url: url(OWNER, DATABASE),
-                    engine_url: url(ENGINE, DATABASE),
-                });
-            }
+        match wait_until_up(&mut child, &url(OWNER, port, "postgres"), &self.data).await {
+            Ok(connection) => Ok((child, connection)),
             Err(error) => {
                 child.kill().await.ok();
-                last = format!("{error:#}\n{}", std::fs::read_to_string(&log).unwrap_or_default());
+                Err(error.context(std::fs::read_to_string(&self.log).unwrap_or_default()))
             }
         }
     }
-    bail!("postgres did not come up: {last}")
 }
 
 /// Copies the migrated database.

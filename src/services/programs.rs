@@ -74,9 +74,15 @@ pub(crate) fn server(program: &Path, stop_signal: &str) -> Command {
     command
 }
 
+/// Ports below those that systems hand out by themselves. From among those, a client of a server that is down for a moment could be given the
+/// server's own port, and even connect to itself.
+const PORTS: std::ops::Range<u16> = 10_000..30_000;
+
 /// A port that was free a moment ago. Somebody may take it before a server does; then the server fails, and another is tried.
 pub(super) fn free_port() -> anyhow::Result<u16> {
-    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?
-        .local_addr()?
-        .port())
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| rand::random_range(PORTS))
+        .take(100)
+        .find(is_free)
+        .context("no free port was found")
 }

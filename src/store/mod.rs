@@ -12,6 +12,7 @@ mod ledger;
 pub mod migrate;
 mod read;
 mod rebuild;
+mod reconcile;
 mod refunds;
 mod releases;
 mod reserve;
@@ -35,6 +36,7 @@ pub use error::Error;
 pub use group::{GroupPlaced, SaleBatch};
 pub use inbox::{Delivery, DueEvent, EventEnd, Handled, InboxState, Met, Received, RetriesOfDay};
 pub use rebuild::{KnownOrder, Snapshot};
+pub use reconcile::{HoldingOrder, StandingSale, Stray, Which};
 pub use refunds::{PaidRefund, RefundNoted};
 pub use reserve::{Epoch, Existing, NewOrder, Placed, Reserve};
 pub use scan::{OpenOrder, StuckOrder};
@@ -45,6 +47,9 @@ pub use transition::{Applied, Change, Outcome, Written};
 use crate::config;
 use crate::metrics::{self, Pool};
 
+/// The longest that a statement may run which reads every order of a sale, where the engine's own may not run longer anyway.
+const LONG_STATEMENT: Duration = Duration::from_mins(2);
+
 /// The engine's handle on Postgres. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -54,6 +59,8 @@ pub struct Store {
     /// How long a conversation may take before its connection is given up: the server's own limit can't be heard of when nothing
     /// is heard.
     limit: Duration,
+    /// The longest that a statement may run which reads every order of a sale, or more.
+    long_statement: Duration,
     /// How each conversation begins behind a pooler; `None` where the connection is to Postgres itself.
     opening: Option<String>,
 }
@@ -116,6 +123,7 @@ impl Store {
             settle: pool(settings.settle_connections),
             read: pool(settings.read_connections),
             limit: 2 * settings.statement_timeout() + settings.acquire_timeout(),
+            long_statement: settings.statement_timeout().max(LONG_STATEMENT),
             opening,
         })
     }
@@ -173,9 +181,9 @@ impl Store {
         pool: Pool,
         told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.limited(self.conversation(pool, told))
+        self.limited(self.limit, self.conversation(pool, told))
             .await
-            .unwrap_or_else(|| Err(Error::Unavailable(self.no_answer())))
+            .unwrap_or_else(|| Err(Error::Unavailable(no_answer(self.limit))))
     }
 
     /// A conversation that changes something: cut off, nobody knows whether it did.
@@ -184,9 +192,34 @@ impl Store {
         pool: Pool,
         told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.limited(self.conversation(pool, told))
+        self.limited(self.limit, self.conversation(pool, told))
             .await
-            .unwrap_or_else(|| Err(Error::OutcomeUnknown(self.no_answer())))
+            .unwrap_or_else(|| Err(Error::OutcomeUnknown(no_answer(self.limit))))
+    }
+
+    /// A conversation that only asks, and reads much: it may take longer than the engine's usual ones, and plans for few rows don't suit it.
+    async fn asked_at_length<T>(
+        &self,
+        told: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let statement = self.long_statement;
+        let limit = self.limit + 2 * statement;
+        let conversation = self.conversation(Pool::Read, async |conn| {
+            let mut tx = conn.begin().await?;
+            sqlx::raw_sql(AssertSqlSafe(format!(
+                "SET LOCAL statement_timeout = {}; SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on;
+                 SET LOCAL enable_mergejoin = on",
+                statement.as_millis()
+            )))
+            .execute(&mut *tx)
+            .await?;
+            let answer = told(&mut tx).await?;
+            commit(tx).await?;
+            Ok(answer)
+        });
+        self.limited(limit, conversation)
+            .await
+            .unwrap_or_else(|| Err(Error::Unavailable(no_answer(limit))))
     }
 
     /// A conversation on a connection of `pool`. Behind a pooler it is one transaction (and those within it are savepoints): the next
@@ -224,16 +257,12 @@ impl Store {
         }
     }
 
-    fn no_answer(&self) -> String {
-        format!("no answer within {:?}; the connection is given up", self.limit)
-    }
-
     /// Waits for a conversation within the limit. When it is over, the conversation's connection is closed and never goes back to its pool,
     /// where it would be met with a transaction open, or not at all.
-    async fn limited<T>(&self, conversation: impl Future<Output = T>) -> Option<T> {
+    async fn limited<T>(&self, limit: Duration, conversation: impl Future<Output = T>) -> Option<T> {
         let cut = Arc::new(AtomicBool::new(false));
         let mut conversation = Box::pin(CUT.scope(cut.clone(), conversation));
-        if let Ok(result) = tokio::time::timeout(self.limit, conversation.as_mut()).await {
+        if let Ok(result) = tokio::time::timeout(limit, conversation.as_mut()).await {
             return Some(result);
         }
         cut.store(true, Ordering::Release);
@@ -293,6 +322,10 @@ impl DerefMut for Held {
             .as_mut()
             .expect("a loan has its connection until it ends")
     }
+}
+
+fn no_answer(limit: Duration) -> String {
+    format!("no answer within {limit:?}; the connection is given up")
 }
 
 async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {

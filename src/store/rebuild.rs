@@ -42,13 +42,16 @@ impl Store {
     /// From the first statement on no batch admitted by the old keys can commit, and none that has touched the inventory
     /// is still open. Releases that were pending are in the stock that is read, so their notes are taken away; later
     /// ones come with a note of their own, under the new epoch. `None` when there is no such sale.
-    pub async fn raise_epoch(&self, sale: SaleId) -> Result<Option<Snapshot>, Error> {
+    ///
+    /// The new epoch is above `above` as well, the one that the gate was found at: it is ahead of a database that was restored to an earlier time.
+    pub async fn raise_epoch(&self, sale: SaleId, above: i64) -> Result<Option<Snapshot>, Error> {
         self.decided(Pool::Settle, async |conn| {
             let mut tx = conn.begin().await?;
             let Some((epoch, available)) = sqlx::query_as::<_, (i64, i32)>(
-                "UPDATE inventory SET epoch = epoch + 1 WHERE sale_id = $1 RETURNING epoch, available",
+                "UPDATE inventory SET epoch = greatest(epoch, $2) + 1 WHERE sale_id = $1 RETURNING epoch, available",
             )
             .bind(sale.0)
+            .bind(above)
             .fetch_optional(&mut *tx)
             .await?
             else {

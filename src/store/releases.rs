@@ -67,23 +67,6 @@ impl Store {
         .await
     }
 
-    /// Which of these orders have no row at all, or were rejected.
-    pub async fn without_order(&self, sale: SaleId, orders: &[OrderId]) -> Result<Vec<OrderId>, Error> {
-        self.asked(Pool::Read, async |conn| {
-            let rows: Vec<Uuid> = sqlx::query_scalar(
-                "SELECT r.id FROM unnest($2::uuid[]) AS r (id)
-             LEFT JOIN orders o ON o.id = r.id AND o.sale_id = $1
-             WHERE o.id IS NULL OR o.status = 'REJECTED'",
-            )
-            .bind(sale.0)
-            .bind(orders.iter().map(|order| order.0).collect::<Vec<_>>())
-            .fetch_all(&mut *conn)
-            .await?;
-            Ok(rows.into_iter().map(OrderId).collect())
-        })
-        .await
-    }
-
     /// The sales whose keys have been loaded into the gate at least once, with their epoch and the units available.
     pub async fn loaded_sales(&self) -> Result<Vec<(SaleId, i64, i64)>, Error> {
         self.asked(Pool::Read, async |conn| {

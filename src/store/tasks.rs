@@ -118,7 +118,7 @@ impl Store {
                 "WITH late AS (
                 UPDATE payments SET status = 'REFUND_DUE', updated_at = clock_timestamp()
                 WHERE order_id = $1 AND sale_id = $2 AND attempt = $3
-                  AND status IN ('INITIATED', 'IN_DOUBT', 'VOIDED', 'NOT_SENT', 'DECLINED')
+                  AND status IN ('INITIATED', 'IN_DOUBT', 'AUTHORISED', 'VOIDED', 'NOT_SENT', 'DECLINED')
                 RETURNING order_id, sale_id, attempt, amount_minor, currency
             ), money AS (
                 INSERT INTO ledger_entries (order_id, sale_id, attempt, kind, amount_minor, currency, provider_event_id)
@@ -299,7 +299,9 @@ impl Store {
             let mut tx = conn.begin().await?;
             sqlx::query(
                 "UPDATE payments SET status = $4, decline_code = $5, updated_at = clock_timestamp()
-             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3 AND status IN ('INITIATED', 'IN_DOUBT')",
+             WHERE order_id = $1 AND sale_id = $2 AND attempt = $3
+               AND (status IN ('INITIATED', 'IN_DOUBT') OR (status = 'AUTHORISED' AND EXISTS (SELECT FROM orders o
+                    WHERE o.id = $1 AND o.sale_id = $2 AND (o.status = 'FAILED' OR o.attempt <> $3))))",
             )
             .bind(task.order.0)
             .bind(task.sale.0)

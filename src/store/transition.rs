@@ -54,6 +54,8 @@ pub enum Outcome {
         status: OrderStatus,
         /// Its fence now.
         fence: i32,
+        /// The request that brought it.
+        request_id: Option<RequestId>,
     },
     /// There is no such order.
     NotFound,
@@ -250,8 +252,8 @@ async fn update_orders(
         .filter(|change| !met.contains_key(&change.order))
         .collect();
     if !left.is_empty() {
-        let found: Vec<(Uuid, String, i32, String)> = sqlx::query_as(
-            "SELECT o.id, o.status::text, o.fence, o.buyer
+        let found: Vec<(Uuid, String, i32, String, Option<String>)> = sqlx::query_as(
+            "SELECT o.id, o.status::text, o.fence, o.buyer, o.request_id
              FROM unnest($1::uuid[], $2::uuid[]) AS w (id, sale_id)
              JOIN orders o ON o.id = w.id AND o.sale_id = w.sale_id",
         )
@@ -259,10 +261,11 @@ async fn update_orders(
         .bind(left.iter().map(|c| c.sale.0).collect::<Vec<_>>())
         .fetch_all(&mut **tx)
         .await?;
-        for (id, found, fence, buyer) in found {
+        for (id, found, fence, buyer, request_id) in found {
             let outcome = Outcome::Stale {
                 status: status(&found)?,
                 fence,
+                request_id: request_id.as_deref().map(RequestId::new),
             };
             met.insert(OrderId(id), Met { outcome, buyer });
         }
@@ -327,7 +330,7 @@ async fn write_log(
                 attempt: Some(after.attempt),
                 fence: after.fence,
             }),
-            Outcome::Stale { status, fence } => Some(Line {
+            Outcome::Stale { status, fence, .. } => Some(Line {
                 change,
                 applied: false,
                 status: *status,

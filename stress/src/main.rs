@@ -5,6 +5,7 @@
 
 mod audit;
 mod bench;
+mod faults;
 mod load;
 mod progress;
 mod report;
@@ -20,7 +21,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use report::{Report, Verdict};
-use scenarios::{Run, Scenario};
+use scenarios::{Run, Scenario, Size};
 use world::{Place, Programs, external};
 
 /// Fires crowds of buyers at a fluxbuy engine and audits what is left. The last line on stdout is `audit: ok` or
@@ -47,7 +48,7 @@ enum Command {
     },
     /// Tell the scenarios and what must hold in each.
     List,
-    /// Run every scenario, each with services and an engine of its own.
+    /// Run every scenario that this machine can stage, each with services and an engine of its own.
     All {
         #[command(flatten)]
         size: Size,
@@ -78,19 +79,6 @@ enum Command {
     /// A server that the benchmark holds the engine against.
     #[command(hide = true)]
     Rival(bench::RivalArgs),
-}
-
-#[derive(Clone, Copy, clap::Args)]
-struct Size {
-    /// Buyers; each scenario has its own default.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    buyers: Option<u32>,
-    /// Units on sale; each scenario has its own default.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    units: Option<u32>,
-    /// The times of the original instead of the scaled ones.
-    #[arg(long)]
-    full: bool,
 }
 
 #[derive(clap::Args)]
@@ -154,7 +142,13 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
             Ok(report.verdict())
         }
         Command::All { size, common } => {
-            let runs = Scenario::ALL.map(|scenario| (scenario, common.seed));
+            let mut runs = Vec::new();
+            for scenario in Scenario::ALL {
+                match scenario.what_is_missing() {
+                    Some(missing) => eprintln!("{} is left out: {missing}", scenario.name()),
+                    None => runs.push((scenario, common.seed)),
+                }
+            }
             many(&runs, size, &common).await
         }
         Command::Soak {
@@ -179,7 +173,7 @@ async fn run(command: Command) -> anyhow::Result<Verdict> {
 }
 
 async fn one(scenario: Scenario, size: Size, seed: u64, place: &Place) -> anyhow::Result<Report> {
-    let run = Run::new(scenario, size.buyers, size.units, seed, size.full);
+    let run = Run::new(scenario, &size, seed);
     let report = run
         .play(place)
         .await

@@ -39,6 +39,21 @@ pub struct Report {
     pub stock: Stock,
     /// The provider's side.
     pub provider: Provider,
+    /// Faults that have struck, by kind.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Orders that were open when the fault struck.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_at_fault: Option<u64>,
+    /// Purchases decided in the two seconds after the last fault, over those in the two seconds before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided_after_over_before: Option<f64>,
+    /// From the last buyer's answer until nothing was open and nothing owed, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settled_after_s: Option<f64>,
+    /// The longest time from the end of a fault to the first answer that decided a purchase made after it, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers_again_ms: Option<f64>,
     /// What is wrong.
     pub violations: Vec<Violation>,
     /// The check that this run is there to make fail.
@@ -319,6 +334,28 @@ impl Display for Report {
                 ("orphan charges", orphan_charges),
             ]),
         ]);
+        if !self.faults.is_empty() {
+            let faults: Vec<_> = self.faults.iter().map(|(name, times)| (*name, *times)).collect();
+            let open = self
+                .open_at_fault
+                .map_or(String::new(), |open| format!("; {open} orders were open"));
+            table.add_row(["faults", &format!("{}{open}", counts(&faults))]);
+        }
+        if let Some(after) = self.answers_again_ms {
+            table.add_row([
+                "decides again",
+                &format!("at most {} ms after a fault", ms(after)),
+            ]);
+        }
+        if let Some(ratio) = self.decided_after_over_before {
+            table.add_row([
+                "throughput",
+                &format!("{:.0}% of what it was before", ratio * 100.0),
+            ]);
+        }
+        if let Some(after) = self.settled_after_s {
+            table.add_row(["all settled", &format!("{after:.1} s after the last buyer")]);
+        }
         write!(f, "{table}")?;
         for violation in &self.violations {
             write!(f, "\n{violation}")?;
@@ -448,6 +485,11 @@ mod tests {
             claims_lost: ClaimsLost::default(),
             stock: Stock::default(),
             provider: Provider::default(),
+            faults: BTreeMap::new(),
+            open_at_fault: None,
+            settled_after_s: None,
+            decided_after_over_before: None,
+            answers_again_ms: None,
             violations: checks
                 .iter()
                 .map(|check| Violation {

@@ -234,15 +234,12 @@ async fn without_postgres_buyers_are_turned_away_and_the_process_lives() {
     // Every backend goes at once, as in a crash of the server; it comes back by itself.
     let backends = children(postgres);
     kill(backends[0], Signal::SIGKILL).unwrap();
-    let mut turned_away = 0;
     eventually("it sells again", || async {
         let reply = bed.buy(&sale, "bob", "k", 1).await;
         assert!([201, 503].contains(&reply.status), "{}", reply.text());
         reply.status == 201
     })
     .await;
-    turned_away += 1;
-    assert!(turned_away > 0);
     bed.settled_in(&addresses.postgres_owner_url, &sale).await;
     services.stop().await.unwrap();
 }
@@ -301,7 +298,7 @@ async fn a_paused_engine_finds_its_claims_fenced() {
     assert_eq!(doubles, 0);
 }
 
-async fn own_services() -> Services {
+pub async fn own_services() -> Services {
     Services::start(
         fluxbuy(),
         &Args {

@@ -124,7 +124,11 @@ async fn a_rebuild_that_dies_before_its_load_takes_no_release_with_it() {
     let store = store(&bed);
     let written = store.apply(&[cancelled(&order, &sale)]).await.unwrap();
     assert_eq!(written.released.len(), 1);
-    store.raise_epoch(sale.parse().unwrap()).await.unwrap().unwrap();
+    store
+        .raise_epoch(sale.parse().unwrap(), 0)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(bed.stock(&sale).await, (1, 0, 0));
     assert!(
         sells_again(&bed, &sale, Duration::from_secs(20)).await,
@@ -437,8 +441,11 @@ async fn replays_are_answered_once_postgres_is_back() {
     bed.settled(&other).await;
     let link = bed.link.as_ref().unwrap();
     link.cut();
+    let mut told = Vec::new();
     for n in 0..4 {
-        assert_eq!(bed.buy(&other, &format!("b{n}"), "k", 1).await.status, 503);
+        let reply = bed.buy(&other, &format!("b{n}"), "k", 1).await;
+        assert_eq!(reply.status, 503);
+        told.push(reply.problem());
     }
     let postgres = async || {
         let ready = bed.client.get(&format!("{}/readyz", bed.url()), &[]).await;
@@ -450,6 +457,14 @@ async fn replays_are_answered_once_postgres_is_back() {
     for _ in 0..50 {
         let replay = bed.buy(&sold_out, "ann", "k", 1).await;
         assert_eq!(replay.status, 201, "{}", replay.text());
+    }
+    // What was left reserved in the gate is an order only now, and nobody was told of it before.
+    assert!(told.iter().any(|problem| problem == "unavailable"), "{told:?}");
+    for (n, problem) in told.iter().enumerate() {
+        let first = bed.buy(&other, &format!("b{n}"), "k", 1).await;
+        assert_eq!(first.status, 201, "{}", first.text());
+        let replayed = first.headers.contains_key("idempotency-replayed");
+        assert!(!replayed || problem != "unavailable", "{problem}");
     }
 }
 

@@ -239,6 +239,46 @@ async fn s15_everything_adds_up_at_every_instant_and_what_nobody_could_charge_is
     bed.audit(&sale).await;
 }
 
+/// Whatever its buyer asks meanwhile, a hold ends when it would have ended anyway: if asking made it longer, this would never end.
+#[tokio::test(flavor = "multi_thread")]
+async fn s16_a_hold_has_an_absolute_end_and_the_next_one_a_fresh_clock() {
+    let bed = Setup::default().cutoff_ms(1500).start_without_charging().await;
+    let sale = bed.list(2, json!({"per_buyer_limit": 2})).await;
+    let first = bed.buy(&sale, "ann", "k", 2).await.json();
+    eventually("the hold is over, and the buyer starts afresh", || async {
+        let again = bed.buy(&sale, "ann", "k", 2).await;
+        assert_eq!(
+            again.json()["created_at"],
+            first["created_at"],
+            "{}",
+            again.text()
+        );
+        let more = bed.buy(&sale, "ann", "other", 2).await;
+        let refused = ["limit_exceeded", "sold_out"];
+        assert!(
+            more.status == 201 || refused.contains(&more.problem().as_str()),
+            "{}",
+            more.text()
+        );
+        more.status == 201
+    })
+    .await;
+    let told = bed.get_order(first["id"].as_str().unwrap(), "ann").await;
+    assert_eq!(told["failure_reason"], "swept");
+    let held: Vec<f64> = sqlx::query_scalar(
+        "SELECT extract(epoch FROM coalesce(t.at, clock_timestamp()) - o.created_at)::float8 * 1000
+         FROM orders o LEFT JOIN order_transitions t ON t.order_id = o.id WHERE o.sale_id = $1::uuid ORDER BY o.created_at",
+    )
+    .bind(&sale)
+    .fetch_all(&bed.db)
+    .await
+    .unwrap();
+    assert!(
+        held.len() == 2 && held[0] >= 1500.0 && held[1] < held[0],
+        "{held:?}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn s17_a_buyer_whose_order_was_swept_is_told_so_and_the_next_one_keeps_the_unit() {
     let bed = Setup::default().cutoff_ms(1500).start_without_charging().await;

@@ -76,7 +76,11 @@ async fn orders_are_paid_through_stripe_and_its_webhooks_are_believed() {
             == 8
     })
     .await;
-    // Every real send is counted, and they are what was done there.
+    // Every request is counted, and the calls are what was done there.
+    let sent = bed
+        .metric("fluxbuy_provider_sends_total", &["end=\"answered\""])
+        .await;
+    assert_eq!(sent, stripe.arrived());
     for (op, done) in [("open", 9), ("capture", 8), ("lookup", 0), ("void", 0)] {
         let label = format!("op=\"{op}\"");
         let sent = bed.metric("fluxbuy_provider_requests_total", &[&label]).await;
@@ -283,7 +287,7 @@ async fn what_is_done_is_not_done_again_whatever_stripe_makes_of_keys() {
         RefundOutcome::Refunded
     );
     assert_eq!(stripe.refunds().await.iter().sum::<i64>(), 1000);
-    let book = adapter.book().await.unwrap();
+    let book = adapter.book(None).await.unwrap();
     assert_eq!((book[0].captured_minor, book[0].refunded_minor), (1000, 1000));
 
     // Who isn't known there, does nothing there.
@@ -311,7 +315,7 @@ async fn the_book_is_read_page_by_page() {
         };
         assert!(matches!(adapter.open(&charge).await, OpenOutcome::Opened(_)));
     }
-    let book = adapter.book().await.unwrap();
+    let book = adapter.book(None).await.unwrap();
     assert_eq!(book.len(), 205);
     assert!(book.iter().all(|entry| entry.captured_minor == 0));
 }

@@ -157,24 +157,64 @@ async fn an_idle_connection_outlives_the_time_for_a_head_and_ends_in_its_own() {
     assert!(begun.elapsed() < idle, "{:?}", begun.elapsed());
 }
 
+/// Health checks and webhooks must get through, whoever sits on the connections.
 #[tokio::test]
-async fn connections_over_the_limit_wait_for_a_place() {
+async fn where_all_places_are_taken_whoever_waits_longest_makes_room() {
     let door = Door::open(Settings {
-        max_connections: 2,
+        max_connections: 3,
         ..roomy()
     })
     .await;
-    let (mut a, mut b, mut c) = (door.connect().await, door.connect().await, door.connect().await);
-    assert_eq!(a.ask(&get("/livez")).await.status, 200);
-    assert_eq!(b.ask(&get("/livez")).await.status, 200);
-    c.send(get("/livez")).await;
+    let gate = Arc::new(Semaphore::new(0));
+    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
+    let mut buyer = door.connect().await;
+    buyer.send(purchase()).await;
+    reached(&door.fake.begun, 1).await;
+
+    // One dribbles its head, one its body; neither gets anywhere.
+    let mut dribbles_head = door.connect().await;
+    dribbles_head.send("GET /liv").await;
+    let mut dribbles_body = door.connect().await;
+    dribbles_body
+        .send("POST /v1/sales HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        .await;
+
+    let mut first = door.connect().await;
+    assert_eq!(first.ask(&get("/livez")).await.status, 200);
+    let mut second = door.connect().await;
+    assert_eq!(second.ask(&get("/livez")).await.status, 200);
+    assert!(dribbles_head.is_closed().await && dribbles_body.is_closed().await);
+
+    // Who has been answered longest ago is the next; who has asked for something stays until the answer.
+    let mut third = door.connect().await;
+    assert_eq!(third.ask(&get("/livez")).await.status, 200);
+    assert!(first.is_closed().await);
+    gate.add_permits(1);
+    assert_eq!(buyer.next().await.unwrap().status, 201);
+    assert_eq!(second.ask(&get("/livez")).await.status, 200);
+}
+
+#[tokio::test]
+async fn where_everybody_is_being_served_the_next_one_waits() {
+    let door = Door::open(Settings {
+        max_connections: 1,
+        ..roomy()
+    })
+    .await;
+    let gate = Arc::new(Semaphore::new(0));
+    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
+    let mut buyer = door.connect().await;
+    buyer.send(purchase()).await;
+    reached(&door.fake.begun, 1).await;
+    let mut next = door.connect().await;
+    next.send(get("/livez")).await;
     assert!(
-        tokio::time::timeout(SHORT, c.next()).await.is_err(),
-        "a third connection was served"
+        tokio::time::timeout(SHORT, next.next()).await.is_err(),
+        "a second connection was served"
     );
-    drop(a);
-    assert_eq!(c.next().await.unwrap().status, 200);
-    assert_eq!(b.ask(&get("/livez")).await.status, 200);
+    gate.add_permits(1);
+    assert_eq!(buyer.next().await.unwrap().status, 201);
+    assert_eq!(next.next().await.unwrap().status, 200);
 }
 
 #[tokio::test]

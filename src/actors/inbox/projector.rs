@@ -15,8 +15,9 @@ use crate::store::{DueEvent, EventEnd, Handled, Store};
 
 /// Events taken at a time, and applied at the same time.
 const EVENTS: usize = 256;
-/// How long a worker may be at one event: a settlement is tried for half a minute while the database is away.
-const LOAN: Duration = Duration::from_mins(1);
+/// After so long an event is somebody else's too: the worker may have died. One that lives and is at it for longer (a settlement is tried for
+/// half a minute while the database is away) only has company then: applied twice is applied once.
+const LOAN: Duration = Duration::from_secs(10);
 
 pub(super) struct Projector {
     pub(super) store: Store,

@@ -242,7 +242,7 @@ impl Logic {
         loop {
             match self.parts.writer.apply(change.clone()).await {
                 Ok(Outcome::Applied(applied)) => return Written::Applied(applied),
-                Ok(Outcome::Stale { status, fence }) => return Written::Stale { status, fence },
+                Ok(Outcome::Stale { status, fence, .. }) => return Written::Stale { status, fence },
                 Ok(Outcome::NotFound) => return Written::Not(Swept::Lost),
                 Err(WriteError::Unavailable(_) | WriteError::OutcomeUnknown) if Instant::now() < deadline => {
                     tokio::time::sleep(SETTLE_PAUSE).await;

@@ -24,7 +24,8 @@ use crate::actors::breaker::Breaker;
 use crate::actors::payment_supervisor::Supervisor;
 use crate::crash::{self, Point};
 use crate::domain::{Accepted, IdempotencyDigest, Money, OrderId, OrderStatus, Refusal, Sale};
-use crate::gate::{self, Gate, LoadedOrder, Release, Reservation, SaleFacts, Verdict};
+use crate::gate::{self, Gate, Release, Reservation, Verdict};
+use crate::loading;
 use crate::metrics::{self, By, GateOp, RebuildReason, What};
 use crate::store::{self, Epoch, Existing, NewOrder, OpenOrder, Placed, Reserve, SaleBatch, Store};
 
@@ -121,7 +122,7 @@ impl Decider {
                     Ok(gate::Reserve::Unprimed) => {
                         if let Err(error) = self.rebuild(RebuildReason::Unprimed, seen_rebuilds, None).await {
                             tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
-                            if matches!(error, RebuildError::Store(_)) {
+                            if matches!(error, loading::Error::Store(_)) {
                                 // Neither of them has it: everybody is told so now, and the next ones at once.
                                 self.parts.store_breaker.record(Instant::now(), false);
                                 batch.turn_away(open);
@@ -147,15 +148,16 @@ impl Decider {
         (batch.decided, batch.available)
     }
 
-    /// Loads the gate anew, unless it has moved on from the epoch that was found `stale`.
-    pub async fn reload(&self, stale: i64) {
+    /// Loads the gate anew, unless it has moved on from the epoch that was found `stale`. Returns whether that came to its end.
+    pub async fn reload(&self, stale: i64) -> bool {
         let seen_rebuilds = self.rebuilds.load(Ordering::Acquire);
-        if let Err(error) = self
+        let rebuilt = self
             .rebuild(RebuildReason::Apart, seen_rebuilds, Some(stale))
-            .await
-        {
+            .await;
+        if let Err(error) = &rebuilt {
             tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
         }
+        rebuilt.is_ok()
     }
 
     /// Loads a sale that has just been listed, so that its first buyers needn't wait for it. Should that fail, they do.
@@ -363,7 +365,8 @@ impl Decider {
                         quantity: entry.purchase.quantity,
                         amount,
                         created_at,
-                        replayed: entry.adopted,
+                        // A reservation that an earlier request left behind is an order only now, and its first yes is this one.
+                        replayed: entry.adopted && !fresh,
                     };
                     batch.answer(digest, Ok(accepted));
                 }
@@ -519,82 +522,32 @@ impl Decider {
     }
 
     /// Loads the gate from the database under a raised epoch, unless somebody in this process has since `seen_rebuilds`, or
-    /// another engine has brought the gate beyond the epoch that was found `stale`: raising it again would only cross that one's
-    /// batches.
+    /// another engine has brought the gate beyond the epoch that was found `stale`.
     async fn rebuild(
         &self,
         reason: RebuildReason,
         seen_rebuilds: u64,
         stale: Option<i64>,
-    ) -> Result<(), RebuildError> {
+    ) -> Result<(), loading::Error> {
         let _one_at_a_time = self.rebuild.lock().await;
         if self.rebuilds.load(Ordering::Acquire) != seen_rebuilds {
             return Ok(());
         }
-        if let Some(stale) = stale {
-            let loaded = self.parts.gate.pulse(self.sale.id).await?;
-            if loaded.is_none_or(|pulse| pulse.epoch > stale) {
-                return Ok(());
-            }
+        if let Some(stale) = stale
+            && loading::has_moved_on(&self.parts.gate, self.sale.id, stale).await?
+        {
+            return Ok(());
         }
         let started = Instant::now();
-        let sale = self.sale.id;
-        let snapshot = self
-            .parts
-            .store
-            .raise_epoch(sale)
-            .await?
-            .ok_or(RebuildError::NoSuchSale)?;
-        crash::at(Point::EpochRaised);
-        let orders: Vec<LoadedOrder> = snapshot
-            .orders
-            .into_iter()
-            .map(|known| LoadedOrder {
-                order: known.order,
-                buyer: known.buyer,
-                digest: known.digest,
-                quantity: known.quantity,
-                holds: known.holds,
-            })
-            .collect();
-        let terms = &self.sale.terms;
-        let facts = SaleFacts {
-            available: snapshot.available,
-            opens_at: terms.opens_at,
-            closes_at: snapshot.closes_at,
-            per_buyer_limit: terms.per_buyer_limit,
-        };
+        let snapshot = loading::read(&self.parts.store, &self.sale, stale.unwrap_or(0)).await?;
         *self.closing() = snapshot.closes_at;
-        let gate = &self.parts.gate;
-        let epoch = snapshot.epoch;
-        let result = async {
-            Ok::<bool, gate::Error>(
-                gate.begin_load(sale, epoch).await?
-                    && gate.load_orders(sale, epoch, &orders).await?
-                    && gate.finish_load(sale, epoch, &facts).await?,
-            )
-        }
-        .await;
+        let result = loading::write(&self.parts.gate, &self.sale, snapshot, reason).await;
         metrics::gate_seconds(GateOp::Rebuild, started.elapsed());
         self.parts.gate_breaker.record(Instant::now(), result.is_ok());
-        if result? {
-            crash::at(Point::GateLoaded);
-            metrics::gate_rebuilt(reason);
-            tracing::info!(sale_id = %sale, epoch, orders = orders.len(), available = facts.available, ?reason, "loaded a sale into the gate");
-        }
+        result?;
         self.rebuilds.fetch_add(1, Ordering::Release);
         Ok(())
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum RebuildError {
-    #[error(transparent)]
-    Store(#[from] store::Error),
-    #[error(transparent)]
-    Gate(#[from] gate::Error),
-    #[error("the sale is gone")]
-    NoSuchSale,
 }
 
 /// The answers of a batch as they come to be known.

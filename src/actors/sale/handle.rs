@@ -19,6 +19,8 @@ use crate::metrics;
 
 /// When a buyer should come back who found the queue full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Sales that are loaded anew at a time because they were found apart: each locks its inventory row and fills a connection.
+const RELOADS_AT_A_TIME: usize = 2;
 
 /// Bounds of each sale's actor.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +43,8 @@ struct Inner {
     limits: Limits,
     arbiter: ArbiterHandle,
     runtime: runtime::Handle,
+    /// Turns for sales that are found apart.
+    reloads: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -62,6 +66,7 @@ impl Sales {
             limits,
             arbiter,
             runtime,
+            reloads: Arc::new(Semaphore::new(RELOADS_AT_A_TIME)),
         }))
     }
 
@@ -115,6 +120,26 @@ impl Sales {
             Ok(handle) => handle.addr.do_send(Reload { stale }),
             Err(refusal) => tracing::warn!(sale_id = %sale, %refusal, "a sale could not be loaded anew"),
         }
+    }
+
+    /// The same, and waits until it is done. Few are loaded like this at a time, whoever asks: a Redis that has forgotten everything is filled sale
+    /// by sale. Returns whether the gate was loaded, now or by another engine.
+    pub async fn reload_in_turn(&self, sale: SaleId, stale: i64) -> bool {
+        let handle = match self.handle(sale).await {
+            Ok(handle) => handle,
+            Err(refusal) => {
+                tracing::warn!(sale_id = %sale, %refusal, "a sale could not be loaded anew");
+                return false;
+            }
+        };
+        let turns = self.0.reloads.clone();
+        handle.addr.do_send(Freed);
+        // A task of its own: whoever waits may go away, and must not leave it half loaded.
+        let loading = self.0.runtime.spawn(async move {
+            let _turn = turns.acquire_owned().await;
+            handle.decider.reload(stale).await
+        });
+        loading.await.unwrap_or(false)
     }
 
     /// The sales that have an actor.

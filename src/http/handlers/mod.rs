@@ -1,5 +1,7 @@
 //! What each route does with each method.
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod operations;
 mod orders;
 mod sales;

@@ -18,7 +18,7 @@ use crate::http::{FrontDesk, answer, extract};
 use crate::metrics::{self, Outcome};
 
 /// The largest quantity of a sale, hence of an order of any sale. What this one allows is checked at the sale.
-const MAX_UNITS: i32 = 10_000_000;
+pub(super) const MAX_UNITS: i32 = 10_000_000;
 
 /// What is said of a payment method that can't be taken.
 const PAYMENT_METHOD_ALLOWED: &str =
@@ -35,9 +35,9 @@ struct OrderBody<'a> {
 
 /// What is wanted.
 #[derive(Debug, PartialEq, Eq)]
-struct Wanted {
-    quantity: i32,
-    payment_method: Option<PaymentMethod>,
+pub(super) struct Wanted {
+    pub(super) quantity: i32,
+    pub(super) payment_method: Option<PaymentMethod>,
 }
 
 /// `POST /v1/sales/{id}/orders`
@@ -95,7 +95,7 @@ async fn read<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> Result<Purcha
     })
 }
 
-fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
+pub(super) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     // Serde would take an array of the fields for the object, too.
     if body.trim_ascii_start().starts_with(b"{")
         && let Ok(OrderBody {
@@ -115,7 +115,7 @@ fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     wanted_by_form(body)
 }
 
-fn wanted_by_form(body: &[u8]) -> Result<Wanted, Problem> {
+pub(super) fn wanted_by_form(body: &[u8]) -> Result<Wanted, Problem> {
     let mut form = Form::parse(body)?;
     let quantity = form.whole("quantity", 1..=i64::from(MAX_UNITS));
     let payment_method = form.optional("payment_method", PAYMENT_METHOD_ALLOWED, |value| {
@@ -173,7 +173,7 @@ pub(super) async fn refund<D: FrontDesk>(call: &Call<'_, D>, body: Incoming) -> 
     }
 }
 
-fn refund_ask(body: &[u8], digest: IdempotencyDigest) -> Result<RefundAsk, Problem> {
+pub(super) fn refund_ask(body: &[u8], digest: IdempotencyDigest) -> Result<RefundAsk, Problem> {
     let mut form = Form::parse(body)?;
     let amount_minor = form.optional_whole("amount_minor", 1..=i64::MAX);
     let return_units = form.optional("return_units", "true or false", serde_json::Value::as_bool);

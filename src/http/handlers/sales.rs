@@ -95,7 +95,7 @@ pub(super) async fn page<D: FrontDesk>(call: &Call<'_, D>) -> Answer {
     }))
 }
 
-fn terms(body: &[u8]) -> Result<NewSale, Problem> {
+pub(super) fn terms(body: &[u8]) -> Result<NewSale, Problem> {
     let mut form = Form::parse(body)?;
     let name = form.required("name", "1 to 200 characters, no control characters", name);
     let quantity = form.whole("quantity", 1..=MAX_UNITS);
@@ -153,13 +153,13 @@ fn instant(value: &Value) -> Option<jiff::Timestamp> {
 
 /// Which sales are asked for.
 #[derive(Debug, PartialEq, Eq)]
-struct Page {
-    limit: u16,
-    after: Option<SaleId>,
+pub(super) struct Page {
+    pub(super) limit: u16,
+    pub(super) after: Option<SaleId>,
 }
 
 impl Page {
-    fn parse(query: &str) -> Result<Self, Problem> {
+    pub(super) fn parse(query: &str) -> Result<Self, Problem> {
         let (mut limit, mut after) = (None, None);
         let mut errors = Vec::new();
         let mut refuse = |field: Cow<'static, str>, allowed: &'static str| {

@@ -1,5 +1,7 @@
 //! What is left of a sale when the crowd has gone: rows and the provider's book, as they are.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -10,6 +12,8 @@ pub struct Facts {
     pub inventory: Inventory,
     /// Every row of an order, also those that only occupy an id.
     pub orders: Vec<Order>,
+    /// When orders gave their units back, in microseconds of the database's clock.
+    pub released_us: HashMap<Uuid, i64>,
     /// Movements of the stock.
     pub entries: Vec<StockEntry>,
     /// Units per buyer; empty in a sale without a limit.

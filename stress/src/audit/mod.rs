@@ -3,6 +3,7 @@
 
 mod facts;
 mod findings;
+mod history;
 mod money;
 mod race;
 mod read;
@@ -21,7 +22,7 @@ use crate::load::Record;
 pub use facts::{ChargeStatus, Facts, Order, Status};
 pub use findings::{Findings, Violation};
 pub use race::Race;
-pub use read::{read, read_many};
+pub use read::{gate_available, read, read_many};
 
 /// What was put on sale, as the harness listed it.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ pub struct Case<'a> {
     pub records: &'a [Record],
     /// All orders are expected to have come to their end.
     pub settled: bool,
+    /// From when on the records' times are told, in microseconds of the database's clock; `None`, and they can't be compared with it.
+    pub opening_us: Option<i64>,
 }
 
 /// Runs every check.
@@ -54,6 +57,7 @@ pub fn audit(case: &Case<'_>) -> Findings {
     let mut findings = Findings::default();
     stock::check(case, &index, &mut findings);
     requests::check(case, &index, &mut findings);
+    history::check(case, &mut findings);
     money::check(case, &index, &mut findings);
     webhooks::check(case, &mut findings);
     findings

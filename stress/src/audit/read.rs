@@ -28,19 +28,26 @@ pub async fn read(world: &World, sale: Uuid) -> anyhow::Result<Facts> {
 /// When somebody can't be asked, or says something unheard of.
 pub async fn read_many(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
     let mut facts = rows(world, sales).await.context("the rows could not be read")?;
-    let mut gate = redis::pipe();
-    for sale in sales {
-        gate.cmd("HGET").arg(World::gate_key(*sale)).arg("available");
-    }
-    let available: Vec<Option<i64>> = gate
-        .query_async(&mut world.redis())
-        .await
-        .context("the gate's state could not be read")?;
+    let available = gate_available(world, sales).await?;
     for (facts, available) in facts.iter_mut().zip(available) {
         facts.gate_available = available;
     }
     book(world, &mut facts).await?;
     Ok(facts)
+}
+
+/// What the gate would still sell of each; `None` where it knows nothing of a sale.
+///
+/// # Errors
+/// When it can't be asked.
+pub async fn gate_available(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Option<i64>>> {
+    let mut gate = redis::pipe();
+    for sale in sales {
+        gate.cmd("HGET").arg(World::gate_key(*sale)).arg("available");
+    }
+    gate.query_async(&mut world.redis().await?)
+        .await
+        .context("the gate's state could not be read")
 }
 
 /// Facts of several sales, found by the sale.
@@ -112,6 +119,18 @@ async fn rows(world: &World, sales: &[Uuid]) -> anyhow::Result<Vec<Facts>> {
         });
     }
 
+    let rows: Vec<(Uuid, Uuid, i64)> = sqlx::query_as(
+        "SELECT o.sale_id, t.order_id, min((extract(epoch FROM t.at) * 1000000)::bigint)
+         FROM order_transitions t JOIN orders o ON o.id = t.order_id
+         WHERE o.sale_id = ANY($1) AND t.applied AND (t.status = 'FAILED' OR t.event = 'refunded_and_returned')
+         GROUP BY 1, 2",
+    )
+    .bind(sales)
+    .fetch_all(&mut *tx)
+    .await?;
+    for (sale, order, at_us) in rows {
+        by_sale.of(sale)?.released_us.insert(order, at_us);
+    }
     let rows: Vec<(Uuid, Option<Uuid>, String, i64)> = sqlx::query_as(
         "SELECT sale_id, order_id, kind, delta::bigint FROM stock_entries WHERE sale_id = ANY($1)",
     )

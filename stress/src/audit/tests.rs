@@ -222,6 +222,7 @@ impl World {
             facts: &self.facts,
             records: &self.records,
             settled: self.settled,
+            opening_us: Some(0),
         })
     }
 
@@ -519,4 +520,48 @@ fn many_findings_of_one_check_are_told_once() {
     }
     let violations = findings.into_violations();
     assert_eq!(violations[0].to_string(), "some-check (5): 1; 2; 3; and 2 more");
+}
+
+#[test]
+fn limits_are_kept_at_every_moment() {
+    // Buyer 0 has two from 5 ms on; those of 1, 2 and 3 went back later.
+    let world = World::healthy();
+    assert_eq!(world.failed_checks(), [] as [&str; 0]);
+
+    let mut few = world.clone();
+    few.terms.units = 4;
+    assert!(
+        few.failed_checks().contains(&"never-more-than-there-are"),
+        "five were taken at once"
+    );
+    for buyer in [1, 2, 3] {
+        few.facts.released_us.insert(id(buyer), 5_000);
+    }
+    assert!(
+        !few.failed_checks().contains(&"never-more-than-there-are"),
+        "what went back by then isn't taken any more"
+    );
+
+    let mut twice = world;
+    let second = Uuid::from_u128(1_000);
+    let mut order = twice.facts.orders[0].clone();
+    order.id = second;
+    twice.facts.orders.push(order);
+    let mut record = record(
+        0,
+        2,
+        50,
+        Outcome::Accepted {
+            order: second,
+            replayed: false,
+        },
+    );
+    record.ask.key = 99;
+    twice.records.push(record);
+    assert!(twice.failed_checks().contains(&"limit-kept-at-all-times"));
+    twice.facts.released_us.insert(id(0), 20_000);
+    assert!(
+        !twice.failed_checks().contains(&"limit-kept-at-all-times"),
+        "one after the other"
+    );
 }

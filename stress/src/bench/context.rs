@@ -126,6 +126,7 @@ impl<'a> Bench<'a> {
             provider,
             guard_off: false,
             webhooks: None,
+            ..Needs::default()
         };
         let mut world = World::open(self.place, &needs, &format!("bench-{label}"), self.seed).await?;
         self.postgres = durability(&world).await?;
@@ -219,6 +220,7 @@ impl<'a> Bench<'a> {
             facts: &facts,
             records,
             settled: books.settled(),
+            opening_us: None,
         };
         let violations = audit::audit(&case).into_violations();
         self.found.extend(

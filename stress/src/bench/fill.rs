@@ -108,7 +108,7 @@ async fn forget(world: &World, stands: &[Stand]) -> anyhow::Result<()> {
     for stand in stands {
         gate.cmd("UNLINK").arg(World::gate_key(stand.sale)).ignore();
     }
-    let () = gate.query_async(&mut world.redis()).await?;
+    let () = gate.query_async(&mut world.redis().await?).await?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-pub use crowd::Crowd;
+pub use crowd::{Crowd, Wishes};
 pub use link::{Link, Lost};
 pub use peer::Peer;
 pub use purchase::Told;
@@ -53,6 +53,17 @@ pub enum Outcome {
     Refused(Refusal),
     /// Nobody can tell: no answer, or one that says so.
     Unknown(String),
+}
+
+impl Outcome {
+    /// A yes or a no for good.
+    pub fn is_decided(&self) -> bool {
+        match self {
+            Self::Accepted { .. } => true,
+            Self::Refused(refusal) => !refusal.is_passing(),
+            Self::Unknown(_) => false,
+        }
+    }
 }
 
 /// Why certainly nothing was done.

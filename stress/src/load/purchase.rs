@@ -55,6 +55,17 @@ impl Till {
     }
 }
 
+impl Till {
+    /// The request that cancels an order of this buyer.
+    pub fn cancellation(&self, order: Uuid, ask: &Ask) -> Request<Full<Bytes>> {
+        let mut request = self.request(ask);
+        // A path of our own making is one.
+        *request.uri_mut() = format!("/v1/orders/{order}/cancel").parse().unwrap_or_default();
+        *request.body_mut() = Full::new(Bytes::from_static(b"{}"));
+        request
+    }
+}
+
 fn numbered(prefix: &str, number: u32) -> HeaderValue {
     let mut text = [0_u8; 32];
     let mut rest = &mut text[..];

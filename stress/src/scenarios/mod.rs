@@ -6,9 +6,12 @@ mod guard_off;
 mod in_doubt;
 mod oversell;
 mod race;
+mod recover;
 mod refund_race;
 mod replay;
+mod signals;
 mod stage;
+mod storm;
 mod twins_unguarded;
 mod two_step;
 mod watch;
@@ -19,9 +22,10 @@ use anyhow::ensure;
 use clap::ValueEnum;
 
 use stage::Stage;
+use storm::Storm;
 
 use crate::report::Report;
-use crate::world::{Place, World};
+use crate::world::{Conditions, Place, SmallDisk, World};
 
 pub use stage::UNIT_PRICE_MINOR;
 
@@ -52,11 +56,49 @@ pub enum Scenario {
     RefundRace,
     /// A sale that is called off in the middle.
     CancelSale,
+    /// The engine is killed again and again.
+    KillEngine,
+    /// The engine is killed at peak load, with thousands of open orders.
+    Recover,
+    /// An engine sleeps through its claims.
+    PauseEngine,
+    /// Postgres dies.
+    KillPostgres,
+    /// Postgres is restarted.
+    RestartPostgres,
+    /// Redis dies.
+    KillRedis,
+    /// Redis is emptied.
+    FlushRedis,
+    /// Redis comes back from an older snapshot.
+    StaleRedis,
+    /// Redis forgets its scripts.
+    ScriptFlush,
+    /// Links to Postgres are slow, silent or cut, also at COMMIT.
+    SlowPostgres,
+    /// Links to Redis are slow, silent or cut.
+    SlowRedis,
+    /// The provider is away, in doubt or too busy.
+    ProviderDown,
+    /// The engine's clock jumps.
+    ClockJump,
+    /// Postgres' disk is full.
+    DiskFull,
+    /// The engine runs out of files.
+    FdLimit,
+    /// Clients that dribble, and clients that never stop.
+    SlowClients,
+    /// Two engines, and every fault.
+    TwoEngines,
+    /// Three engines, and every fault.
+    ThreeEngines,
+    /// A random mix of all faults, for --minutes N.
+    Chaos,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 31] = [
         Self::Flood,
         Self::Race,
         Self::GuardOff,
@@ -69,6 +111,25 @@ impl Scenario {
         Self::TwoStep,
         Self::RefundRace,
         Self::CancelSale,
+        Self::KillEngine,
+        Self::Recover,
+        Self::PauseEngine,
+        Self::KillPostgres,
+        Self::RestartPostgres,
+        Self::KillRedis,
+        Self::FlushRedis,
+        Self::StaleRedis,
+        Self::ScriptFlush,
+        Self::SlowPostgres,
+        Self::SlowRedis,
+        Self::ProviderDown,
+        Self::ClockJump,
+        Self::DiskFull,
+        Self::FdLimit,
+        Self::SlowClients,
+        Self::TwoEngines,
+        Self::ThreeEngines,
+        Self::Chaos,
     ];
 
     /// Its name on the command line.
@@ -86,6 +147,25 @@ impl Scenario {
             Self::TwoStep => "two-step",
             Self::RefundRace => "refund-race",
             Self::CancelSale => "cancel-sale",
+            Self::KillEngine => "kill-engine",
+            Self::Recover => "recover",
+            Self::PauseEngine => "pause-engine",
+            Self::KillPostgres => "kill-postgres",
+            Self::RestartPostgres => "restart-postgres",
+            Self::KillRedis => "kill-redis",
+            Self::FlushRedis => "flush-redis",
+            Self::StaleRedis => "stale-redis",
+            Self::ScriptFlush => "script-flush",
+            Self::SlowPostgres => "slow-postgres",
+            Self::SlowRedis => "slow-redis",
+            Self::ProviderDown => "provider-down",
+            Self::ClockJump => "clock-jump",
+            Self::DiskFull => "disk-full",
+            Self::FdLimit => "fd-limit",
+            Self::SlowClients => "slow-clients",
+            Self::TwoEngines => "two-engines",
+            Self::ThreeEngines => "three-engines",
+            Self::Chaos => "chaos",
         }
     }
 
@@ -104,6 +184,19 @@ impl Scenario {
             Self::TwoStep => two_step::ABOUT,
             Self::RefundRace => refund_race::ABOUT,
             Self::CancelSale => cancel_sale::ABOUT,
+            Self::Recover => recover::ABOUT,
+            _ => Storm::of(self).map_or("", |storm| storm.about),
+        }
+    }
+
+    /// Why it can't be staged on this machine, if it can't.
+    pub fn what_is_missing(self) -> Option<&'static str> {
+        match self {
+            Self::DiskFull if !SmallDisk::is_allowed() => Some("a small disk can be mounted only by root"),
+            Self::ClockJump if !Conditions::clocks_can_be_moved() => {
+                Some("libfaketime isn't installed (Debian and Ubuntu: libfaketime)")
+            }
+            _ => None,
         }
     }
 
@@ -123,8 +216,28 @@ impl Scenario {
             Self::WebhookStorm => (600, 600),
             Self::CancelSale => (600, 1_500),
             Self::TwinsUnguarded | Self::InDoubt | Self::TwoStep => (300, 300),
+            Self::Recover => (10_000, 100_000),
+            // Buyers come as long as things go wrong.
+            _ => (0, 6_000),
         }
     }
+}
+
+/// How large a run is; what isn't given is the scenario's own.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Size {
+    /// Buyers; each scenario has its own default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub buyers: Option<u32>,
+    /// Units on sale; each scenario has its own default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub units: Option<u32>,
+    /// The times of the original instead of the scaled ones.
+    #[arg(long)]
+    pub full: bool,
+    /// How long `chaos`, `two-engines` and `three-engines` last.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub minutes: Option<u32>,
 }
 
 /// A run of a scenario.
@@ -140,18 +253,21 @@ pub struct Run {
     pub seed: u64,
     /// The original's times instead of the scaled ones.
     pub full: bool,
+    /// How long a scenario lasts that lasts as long as one wants.
+    pub minutes: Option<u32>,
 }
 
 impl Run {
     /// A run, of the scenario's own size where none is given.
-    pub fn new(scenario: Scenario, buyers: Option<u32>, units: Option<u32>, seed: u64, full: bool) -> Self {
+    pub fn new(scenario: Scenario, size: &Size, seed: u64) -> Self {
         let (own_buyers, own_units) = scenario.size();
         Self {
             scenario,
-            buyers: buyers.unwrap_or(own_buyers),
-            units: units.unwrap_or(own_units),
+            buyers: size.buyers.unwrap_or(own_buyers),
+            units: size.units.unwrap_or(own_units * size.minutes.unwrap_or(1)),
             seed,
-            full,
+            full: size.full,
+            minutes: size.minutes,
         }
     }
 
@@ -178,6 +294,8 @@ impl Run {
             Scenario::TwoStep => two_step::needs(self),
             Scenario::RefundRace => refund_race::needs(),
             Scenario::CancelSale => cancel_sale::needs(),
+            Scenario::Recover => recover::needs(),
+            _ => storm::needs(self)?,
         };
         let label = format!("{}-seed-{}", self.scenario.name(), self.seed);
         let world = World::open(place, &needs, &label, self.seed).await?;
@@ -206,6 +324,8 @@ impl Run {
             Scenario::TwoStep => two_step::play(self, world).await,
             Scenario::RefundRace => refund_race::play(self, world).await,
             Scenario::CancelSale => cancel_sale::play(self, world).await,
+            Scenario::Recover => recover::play(self, world).await,
+            _ => storm::play(self, world).await,
         }
     }
 }
@@ -224,7 +344,11 @@ mod tests {
 
     #[test]
     fn a_given_size_goes_before_the_scenarios_own() {
-        let run = Run::new(Scenario::Flood, Some(3), None, 7, false);
+        let size = Size {
+            buyers: Some(3),
+            ..Size::default()
+        };
+        let run = Run::new(Scenario::Flood, &size, 7);
         assert_eq!((run.buyers, run.units, run.seed), (3, 900, 7));
     }
 }

@@ -1,6 +1,7 @@
 //! Everybody wants their money back, from two windows at once.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -19,6 +20,9 @@ pub(super) const ABOUT: &str = "400 orders; for each that is paid, at the same i
 
 /// Orders whose refunds are asked for at a time.
 const AT_A_TIME: usize = 32;
+/// How long a refund is asked for that can't be taken just now, and the pause before it is asked for again.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) fn needs() -> Needs {
     Needs {
@@ -104,7 +108,15 @@ async fn race(engine: &Peer, order: Uuid, amount: i64) -> anyhow::Result<Told> {
     ] {
         let asked = wave.into_iter().map(|(key, ask)| async move {
             let path = format!("/v1/orders/{order}/refund");
-            Ok::<_, anyhow::Error>((key, engine.post_keyed(&path, key, ask).await?))
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let answer = engine.post_keyed(&path, key, ask).await?;
+                // An honest "not now" is asked again under the same key.
+                if answer.status != 503 || Instant::now() >= deadline {
+                    return Ok::<_, anyhow::Error>((key, answer));
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
         });
         for answer in futures_util::future::join_all(asked).await {
             let (key, answer) = answer?;

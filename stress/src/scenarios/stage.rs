@@ -1,5 +1,6 @@
 //! What all scenarios do alike: list a sale, let the crowd in at its opening, wait until all is quiet, audit.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -11,7 +12,7 @@ use uuid::Uuid;
 use super::Run;
 use super::watch::Watch;
 use crate::audit::{self, Case, Facts, Findings, Terms};
-use crate::load::{Ask, Crowd, Outcome, Record, workload, workload::Errand};
+use crate::load::{Ask, Crowd, Outcome, Record, Wishes, workload, workload::Errand};
 use crate::progress::Progress;
 use crate::report::{self, ClaimsLost, Latency, Orders, Provider, Report, Stock};
 use crate::world::{Metrics, World};
@@ -34,18 +35,25 @@ pub(super) struct Stall {
     pub terms: Terms,
     /// When it opens, on this machine's clock.
     pub opening: Instant,
+    /// The latest that may be on the database's clock, in microseconds.
+    pub opening_us: i64,
 }
 
 /// Lists a sale that opens after a short while, on the database's clock.
 ///
 /// # Errors
 /// When the engine doesn't list it.
-pub(super) async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::Result<Stall> {
+async fn list_sale(
+    world: &World,
+    name: &str,
+    units: u32,
+    per_buyer_limit: Option<u32>,
+) -> anyhow::Result<Stall> {
     let terms = Terms {
         units: units.into(),
         unit_price_minor: UNIT_PRICE_MINOR,
         currency: "EUR".to_owned(),
-        per_buyer_limit: None,
+        per_buyer_limit: per_buyer_limit.map(i64::from),
     };
     let asked = Instant::now();
     let now_micros: i64 =
@@ -53,13 +61,16 @@ pub(super) async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::
             .fetch_one(world.database())
             .await?;
     // The clock was read somewhere between question and answer.
-    let opening = asked + asked.elapsed() / 2 + LEAD;
-    let opens_at = Timestamp::from_microsecond(now_micros + LEAD.as_micros() as i64)?;
+    let error = asked.elapsed() / 2;
+    let opening = asked + error + LEAD;
+    let opening_us = now_micros + LEAD.as_micros() as i64;
+    let opens_at = Timestamp::from_microsecond(opening_us)?;
     let body = json!({
         "name": name,
         "quantity": units,
         "unit_price_minor": UNIT_PRICE_MINOR,
         "currency": terms.currency,
+        "per_buyer_limit": per_buyer_limit,
         "opens_at": opens_at.to_string(),
     });
     let listed: Listed = world.engines()[0].post_json("/v1/sales", &body, 201).await?;
@@ -67,6 +78,7 @@ pub(super) async fn list_sale(world: &World, name: &str, units: u32) -> anyhow::
         sale: listed.id,
         terms,
         opening,
+        opening_us: opening_us + error.as_micros() as i64,
     })
 }
 
@@ -95,6 +107,8 @@ pub(super) struct Stage<'a> {
 pub(super) struct Scene<'a> {
     /// What is left.
     pub(super) facts: &'a Facts,
+    /// Conditional updates that came too late.
+    pub(super) claims_lost: ClaimsLost,
     before: &'a Metrics,
     after: &'a Metrics,
 }
@@ -116,6 +130,15 @@ struct State {
     queued: i64,
     #[sqlx(default)]
     charging: i64,
+    available: i64,
+    #[sqlx(default)]
+    gate_available: Option<i64>,
+}
+
+impl State {
+    fn is_quiet(&self) -> bool {
+        self.open + self.owed + self.queued + self.charging == 0
+    }
 }
 
 impl<'a> Stage<'a> {
@@ -133,16 +156,39 @@ impl<'a> Stage<'a> {
 
     /// Lists the sale and lets everybody in at its opening, one client per errand.
     pub(super) async fn rush(&mut self, errands: Vec<Errand>, keep_bodies: bool) -> anyhow::Result<()> {
-        let name = format!("stress {}, seed {}", self.run.scenario.name(), self.run.seed);
         let crowd = Crowd::gather(self.world.engines(), errands.len()).await?;
-        let stall = list_sale(self.world, &name, self.run.units).await?;
+        let sale = self.list(None).await?;
+        self.records = crowd.rush(sale, errands, self.origin, keep_bodies).await?;
+        Ok(())
+    }
+
+    /// Lists the sale, and lets buyers come from its opening on until `meanwhile` is over.
+    pub(super) async fn keep_buying(
+        &mut self,
+        wishes: Wishes,
+        clients: usize,
+        per_buyer_limit: u32,
+        meanwhile: impl Future<Output = anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        let crowd = Crowd::gather(self.world.engines(), clients).await?;
+        let sale = self.list(Some(per_buyer_limit)).await?;
+        self.records = crowd.keep_coming(sale, wishes, self.origin, meanwhile).await?;
+        Ok(())
+    }
+
+    async fn list(&mut self, per_buyer_limit: Option<u32>) -> anyhow::Result<Uuid> {
+        let name = format!("stress {}, seed {}", self.run.scenario.name(), self.run.seed);
+        let stall = list_sale(self.world, &name, self.run.units, per_buyer_limit).await?;
         let watch = Watch::start(self.world.engines()[0].clone(), stall.sale, stall.terms.units);
         self.origin = stall.opening;
-        let opening = stall.opening;
         let sale = stall.sale;
         self.scene = Some((stall, watch));
-        self.records = crowd.rush(sale, errands, opening, keep_bodies).await?;
-        Ok(())
+        Ok(sale)
+    }
+
+    /// What the buyers remember.
+    pub(super) fn records(&self) -> &[Record] {
+        &self.records
     }
 
     /// The usual crowd: everybody wants 1 to `max_quantity` units, once.
@@ -181,6 +227,16 @@ impl<'a> Stage<'a> {
     /// Waits until no order is open, nothing is owed and no job waits; or until nothing moves any more, which the audit will
     /// find then.
     pub(super) async fn settle(&mut self) -> anyhow::Result<()> {
+        self.settle_until(State::is_quiet).await
+    }
+
+    /// The same, and until the gate would sell what is available: where engines have died, it holds units for nobody for a while.
+    pub(super) async fn settle_with_gate(&mut self) -> anyhow::Result<()> {
+        self.settle_until(|state| state.is_quiet() && state.gate_available == Some(state.available))
+            .await
+    }
+
+    async fn settle_until(&mut self, is_over: impl Fn(&State) -> bool) -> anyhow::Result<()> {
         let bar = Progress::new(self.accepted(), self.run.scenario.name());
         let mut last = None;
         let mut moved = Instant::now();
@@ -195,7 +251,7 @@ impl<'a> Stage<'a> {
                     state.owed
                 ),
             );
-            if state.open + state.owed + state.queued + state.charging == 0 {
+            if is_over(&state) {
                 return Ok(());
             }
             if last != Some(state) {
@@ -213,10 +269,11 @@ impl<'a> Stage<'a> {
                     count(*) FILTER (WHERE status IN ('PAID', 'FAILED', 'REFUNDED')) AS decided,
                     (SELECT count(*) FROM gate_releases WHERE sale_id = $1)
                     + (SELECT count(*) FROM provider_tasks WHERE sale_id = $1)
-                    + (SELECT count(*) FROM provider_events WHERE state = 'DUE') AS owed
+                    + (SELECT count(*) FROM provider_events WHERE state = 'DUE') AS owed,
+                    (SELECT available::bigint FROM inventory WHERE sale_id = $1) AS available
              FROM orders WHERE sale_id = $1",
         )
-        .bind(self.scene.as_ref().map(|(stall, _)| stall.sale))
+        .bind(self.sale()?)
         .fetch_one(self.world.database())
         .await?;
         // Under no reference begins an event's log: only the count is asked for.
@@ -225,6 +282,7 @@ impl<'a> Stage<'a> {
         let metrics = self.world.metrics().await?;
         state.queued = metrics.sum("fluxbuy_payment_queue_orders", &[]) as i64;
         state.charging = metrics.sum("fluxbuy_charges_in_flight", &[]) as i64;
+        state.gate_available = audit::gate_available(self.world, &[self.sale()?]).await?[0];
         Ok(state)
     }
 
@@ -241,16 +299,18 @@ impl<'a> Stage<'a> {
             facts: &facts,
             records: &self.records,
             settled: true,
+            opening_us: Some(stall.opening_us),
         };
         let mut findings = audit::audit(&case);
         watch.tell(&mut findings);
+        let claims_lost = claims_lost(self.world, stall.sale).await?;
         let scene = Scene {
             facts: &facts,
+            claims_lost,
             before: &self.before,
             after: &after,
         };
         own_checks(&scene, &mut findings);
-        let lost = |by| scene.counted("fluxbuy_claims_lost_total", &[("by", by)]);
         let violations = findings.into_violations();
         Ok(Report {
             scenario: self.run.scenario.name(),
@@ -262,15 +322,36 @@ impl<'a> Stage<'a> {
             latency_ms: Latency::of(self.records.iter().map(Record::waited)),
             orders: Orders::of(&facts),
             swept: facts.orders.iter().filter(|order| order.was_swept()).count() as u64,
-            claims_lost: ClaimsLost {
-                payment: lost("payment"),
-                sweeper: lost("sweeper"),
-                webhook: lost("webhook"),
-            },
+            claims_lost,
+            faults: BTreeMap::new(),
+            open_at_fault: None,
+            settled_after_s: None,
+            decided_after_over_before: None,
+            answers_again_ms: None,
             stock: Stock::of(&facts),
             provider: Provider::of(&facts, &violations),
             violations,
             must_fail: None,
         })
     }
+}
+
+/// By the orders' own history, which outlives the engines that count.
+async fn claims_lost(world: &World, sale: Uuid) -> anyhow::Result<ClaimsLost> {
+    let lost: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT t.by, count(*) FROM order_transitions t JOIN orders o ON o.id = t.order_id
+         WHERE o.sale_id = $1 AND NOT t.applied GROUP BY t.by",
+    )
+    .bind(sale)
+    .fetch_all(world.database())
+    .await?;
+    let by = |who: &str| {
+        let found = lost.iter().find(|(by, _)| by == who);
+        found.map_or(0, |(_, count)| *count as u64)
+    };
+    Ok(ClaimsLost {
+        payment: by("payment"),
+        sweeper: by("sweeper"),
+        webhook: by("webhook"),
+    })
 }

@@ -39,6 +39,7 @@ pub(super) fn needs() -> Needs {
         settings: vec![("test.webhooks_without_guard", true.to_string())],
         guard_off: true,
         webhooks: Some(plan),
+        ..Needs::default()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// How long a program may take until it says that it is ready.
@@ -41,6 +41,11 @@ impl Logs {
             files: Mutex::default(),
             _temporary: temporary,
         })
+    }
+
+    /// Where they are.
+    pub(super) fn folder(&self) -> &Path {
+        &self.directory
     }
 
     pub(super) fn file(&self, program: &str) -> anyhow::Result<File> {
@@ -115,6 +120,18 @@ fn on_path(name: &str) -> Option<PathBuf> {
 /// When it ends, or takes too long, before it says so.
 pub async fn ready_line(child: &mut Child, stdout: ChildStdout, name: &str) -> anyhow::Result<String> {
     let mut lines = BufReader::new(stdout).lines();
+    let line = first_line(child, &mut lines, name).await?;
+    // Whatever it says later must not block it.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok(line)
+}
+
+/// The same, of a program that is listened to further on.
+pub(super) async fn first_line(
+    child: &mut Child,
+    lines: &mut Lines<BufReader<ChildStdout>>,
+    name: &str,
+) -> anyhow::Result<String> {
     let line = tokio::time::timeout(READY_WITHIN, lines.next_line())
         .await
         .with_context(|| format!("{name} was not ready within {} s", READY_WITHIN.as_secs()))??;
@@ -122,7 +139,5 @@ pub async fn ready_line(child: &mut Child, stdout: ChildStdout, name: &str) -> a
         let status = child.wait().await?;
         bail!("{name} ended before it was ready: {status}")
     };
-    // Whatever it says later must not block it.
-    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok(line)
 }

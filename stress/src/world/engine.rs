@@ -14,9 +14,62 @@ use super::children::{self, Logs};
 /// How long a drain may take.
 const GONE_WITHIN: Duration = Duration::from_mins(1);
 
+/// What is done to an engine's surroundings.
+#[derive(Debug, Clone, Default)]
+pub struct Conditions {
+    /// It may have so many files open, and no more.
+    pub open_files: Option<u32>,
+    /// Its wall clock can be moved while it runs. Needs libfaketime.
+    pub clock: bool,
+}
+
+/// Where Debian and its like keep libfaketime.
+const FAKETIME: [&str; 3] = [
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/faketime/libfaketime.so.1",
+];
+
+/// The library that moves a program's clock, if it is there.
+fn faketime() -> Option<&'static str> {
+    FAKETIME.into_iter().find(|path| Path::new(path).is_file())
+}
+
+impl Conditions {
+    /// Whether what moves clocks is there.
+    pub fn clocks_can_be_moved() -> bool {
+        faketime().is_some()
+    }
+
+    fn command(&self, program: &Path, clock: &Path) -> anyhow::Result<tokio::process::Command> {
+        let mut command = match self.open_files {
+            Some(files) => {
+                let mut command = children::mortal_command(Path::new("prlimit"));
+                command
+                    .arg(format!("--nofile={files}:{files}"))
+                    .arg("--")
+                    .arg(program);
+                command
+            }
+            None => children::mortal_command(program),
+        };
+        if self.clock {
+            let library = faketime()
+                .context("libfaketime was not found: install it (Debian and Ubuntu: libfaketime)")?;
+            command
+                .env("LD_PRELOAD", library)
+                .env("FAKETIME_TIMESTAMP_FILE", clock)
+                // The file is read at each look at the clock, and only the wall clock is off: what measures time goes on.
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+                .env("DONT_FAKE_MONOTONIC", "1");
+        }
+        Ok(command)
+    }
+}
+
 /// A running engine. Killed when it is dropped.
 pub(super) struct Engine {
-    url: String,
     child: Child,
 }
 
@@ -25,10 +78,12 @@ impl Engine {
     pub(super) async fn start(
         program: &Path,
         settings: &[(&str, String)],
+        conditions: &Conditions,
+        clock: &Path,
         logs: &Logs,
         log: &str,
     ) -> anyhow::Result<Self> {
-        let mut command = children::mortal_command(program);
+        let mut command = conditions.command(program, clock)?;
         command.arg("serve").stdin(Stdio::null()).stderr(logs.file(log)?);
         for (name, value) in settings {
             command.env(
@@ -41,15 +96,11 @@ impl Engine {
             .with_context(|| format!("{} could not be started", program.display()))?;
         let stdout = child.stdout.take().context("the engine has no output")?;
         let line = children::ready_line(&mut child, stdout, "fluxbuy serve").await?;
-        let url = line
-            .strip_prefix("fluxbuy ready at ")
-            .with_context(|| format!("fluxbuy serve said {line:?}"))?
-            .to_owned();
-        Ok(Self { url, child })
-    }
-
-    pub(super) fn url(&self) -> &str {
-        &self.url
+        ensure!(
+            line.starts_with("fluxbuy ready at "),
+            "fluxbuy serve said {line:?}"
+        );
+        Ok(Self { child })
     }
 
     /// Its process; `None` once it has ended. (`setpriv` becomes the engine, so that it is the child's own.)

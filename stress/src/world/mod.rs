@@ -3,30 +3,40 @@
 mod children;
 mod engine;
 pub mod external;
+mod fleet;
+mod ports;
 mod program;
+mod proxy;
 mod services;
+mod small_disk;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use redis::AsyncConnectionConfig;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
 use uuid::Uuid;
 
 pub use children::{mortal_command, ready_line};
-pub use engine::Metrics;
+pub use engine::{Conditions, Metrics};
 pub use external::Target;
+pub use fleet::Fleet;
+pub use proxy::{Proxy, Trouble};
+pub use services::{Server, Services};
+pub use small_disk::SmallDisk;
 
 use children::Logs;
-use engine::Engine;
-use services::Services;
 
 use crate::load::Peer;
 
 /// What the provider signs with: base64 of 24 bytes.
 const WEBHOOK_SECRET: &str = "whsec_c3RyZXNzIGhhcm5lc3Mgc2VjcmV0ISEh";
+
+/// A snapshot that Redis writes while a crowd asks takes its time.
+const REDIS_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A setting of the engine, as `section.key` and value.
 pub type Setting = (&'static str, String);
@@ -42,6 +52,14 @@ pub struct Needs {
     pub guard_off: bool,
     /// The provider talks back by this plan, in the mock's own words; `None`, and it doesn't.
     pub webhooks: Option<serde_json::Value>,
+    /// Engines besides the first, on the same services.
+    pub more_engines: usize,
+    /// Each engine reaches Postgres and Redis through proxies of its own, so that its links can be troubled.
+    pub proxies: bool,
+    /// What is done to the engines' surroundings.
+    pub conditions: Conditions,
+    /// The services' files are on a disk of so many MiB.
+    pub disk_mib: Option<u32>,
 }
 
 /// How the mock provider behaves.
@@ -92,21 +110,31 @@ pub struct Programs {
 pub struct World {
     engines: Vec<Peer>,
     provider: Peer,
-    redis: redis::aio::MultiplexedConnection,
+    redis: redis::Client,
     database: PgPool,
     target: Target,
     private: Option<Private>,
 }
 
-struct Private {
-    // Dropped in this order: the engine before what it stands on, the logs last.
-    /// `None` while it is stopped.
-    engine: Option<Engine>,
-    services: Services,
-    logs: Logs,
-    program: PathBuf,
-    /// Engines that were started so far; each has a log of its own.
-    started: usize,
+/// What a world has that was made for it.
+pub struct Private {
+    // Dropped in this order: the engines before what they stand on.
+    /// The engines.
+    pub fleet: Fleet,
+    /// For each engine, its ways to Postgres and to Redis, where they can be troubled.
+    pub links: Vec<Links>,
+    /// Postgres, Redis and the provider.
+    pub services: Services,
+    /// Where the services keep their files, if that is something of its own.
+    pub disk: Option<SmallDisk>,
+}
+
+/// An engine's ways to what it stands on.
+pub struct Links {
+    /// To Postgres.
+    pub postgres: Proxy,
+    /// To Redis.
+    pub redis: Proxy,
 }
 
 /// Processes of a private world.
@@ -130,57 +158,26 @@ impl World {
             Place::External(target) => Self::connect(target.clone(), None).await,
             Place::Private(programs) => {
                 let logs = Logs::new(programs.logs.as_deref(), label)?;
-                match Self::open_private(programs, needs, &logs, seed).await {
-                    Ok((target, engine, services, program)) => {
-                        let private = Private {
-                            engine: Some(engine),
-                            services,
-                            logs,
-                            program,
-                            started: 1,
-                        };
-                        Self::connect(target, Some(private)).await
-                    }
+                let program = program::find(programs, needs.guard_off).await?;
+                let disk = needs.disk_mib.map(SmallDisk::mount).transpose()?;
+                let folder = disk.as_ref().map(SmallDisk::path);
+                let services = Services::start(&program, &needs.provider, seed, folder, &logs).await;
+                let services = services.inspect_err(|_| logs.print())?;
+                let mut private = Private {
+                    fleet: Fleet::new(program, logs, needs.conditions.clone())?,
+                    links: Vec::new(),
+                    services,
+                    disk,
+                };
+                match private.populate(needs, seed).await {
+                    Ok(target) => Self::connect(target, Some(private)).await,
                     Err(error) => {
-                        logs.print();
+                        private.fleet.logs().print();
                         Err(error)
                     }
                 }
             }
         }
-    }
-
-    async fn open_private(
-        programs: &Programs,
-        needs: &Needs,
-        logs: &Logs,
-        seed: u64,
-    ) -> anyhow::Result<(Target, Engine, Services, PathBuf)> {
-        let program = program::find(programs, needs.guard_off).await?;
-        let services = Services::start(&program, &needs.provider, seed, logs).await?;
-        let at = services.addresses();
-        let mut settings = needs.settings.clone();
-        if needs.webhooks.is_some() {
-            settings.push(("webhooks.secrets", WEBHOOK_SECRET.to_owned()));
-        }
-        let engine = Engine::start(&program, &all_settings(at, &settings), logs, "engine").await?;
-        if let Some(plan) = &needs.webhooks {
-            let mut plan = plan.clone();
-            plan["url"] = format!("{}/v1/webhooks/mock", engine.url()).into();
-            plan["secret"] = WEBHOOK_SECRET.into();
-            plan["seed"] = seed.into();
-            let provider = Peer::from_url(&at.provider_url)?;
-            provider
-                .post_json::<serde_json::Value>("/webhooks", &plan, 200)
-                .await?;
-        }
-        let target = Target {
-            engines: vec![engine.url().to_owned()],
-            postgres_url: at.postgres_owner_url.clone(),
-            redis_url: at.redis_url.clone(),
-            provider_url: at.provider_url.clone(),
-        };
-        Ok((target, engine, services, program))
     }
 
     async fn connect(target: Target, private: Option<Private>) -> anyhow::Result<Self> {
@@ -204,78 +201,68 @@ impl World {
             .connect(&target.postgres_url)
             .await
             .context(unreachable)?;
-        let redis = redis::Client::open(target.redis_url.as_str())
-            .context("--redis-url")?
-            .get_multiplexed_async_connection()
-            .await
-            .context("--redis-url: redis can't be reached")?;
-        Ok(Self {
+        let redis = redis::Client::open(target.redis_url.as_str()).context("--redis-url")?;
+        let world = Self {
             engines,
             provider,
             redis,
             database,
             target,
             private,
-        })
+        };
+        world.redis().await.context("--redis-url")?;
+        Ok(world)
     }
 
-    /// Stops the private engine and waits for its drain; the services stay.
+    /// What was made for it.
+    ///
+    /// # Errors
+    /// When the world is somebody else's.
+    pub fn private(&self) -> anyhow::Result<&Private> {
+        self.private
+            .as_ref()
+            .context("this is done only to what is private")
+    }
+
+    /// Stops the first private engine and waits for its drain; the services stay.
     ///
     /// # Errors
     /// When it doesn't end well.
     pub async fn stop_engine(&mut self) -> anyhow::Result<()> {
-        match self.private.as_mut().and_then(|private| private.engine.take()) {
-            Some(engine) => engine.stop().await,
-            None => Ok(()),
-        }
+        self.private()?.fleet.stop(0).await
     }
 
-    /// Kills the private engine without a drain; the services stay.
+    /// Kills the first private engine without a drain; the services stay.
     ///
     /// # Errors
     /// When it can't be killed.
     pub async fn kill_engine(&mut self) -> anyhow::Result<()> {
-        match self.private.as_mut().and_then(|private| private.engine.take()) {
-            Some(engine) => engine.kill().await,
-            None => Ok(()),
-        }
+        self.private()?.fleet.kill(0).await
     }
 
-    /// Starts an engine with these settings on the same services, stopping the one before it. Tells how long it took from its
-    /// spawn to its ready line.
+    /// Starts the first private engine with these settings on the same services, stopping it first where it runs. Tells how long it took
+    /// from its spawn to its ready line.
     ///
     /// # Errors
     /// When the world isn't private, or the engine doesn't come up.
     pub async fn restart_engine(&mut self, settings: &[Setting]) -> anyhow::Result<Duration> {
-        self.stop_engine().await?;
-        let private = self
-            .private
-            .as_mut()
-            .context("only a private engine is started anew")?;
-        private.started += 1;
-        let log = format!("engine-{}", private.started);
-        let all = all_settings(private.services.addresses(), settings);
-        let spawned = Instant::now();
-        let engine = Engine::start(&private.program, &all, &private.logs, &log).await?;
-        let ready_after = spawned.elapsed();
-        self.engines = vec![Peer::from_url(engine.url())?];
-        private.engine = Some(engine);
-        Ok(ready_after)
+        let Private { fleet, services, .. } = self.private()?;
+        fleet.stop(0).await?;
+        fleet
+            .set(0, all_settings(services.addresses(), None, settings))
+            .await?;
+        fleet.start(0).await
     }
 
     /// Its processes.
     ///
     /// # Errors
     /// When the world isn't private, or its engine is stopped.
-    pub fn pids(&self) -> anyhow::Result<Pids> {
-        let private = self
-            .private
-            .as_ref()
-            .context("the processes of others are unknown")?;
-        let engine = private.engine.as_ref().and_then(Engine::pid);
-        let at = private.services.addresses();
+    pub async fn pids(&self) -> anyhow::Result<Pids> {
+        let Private { fleet, services, .. } = self.private()?;
+        let at = services.addresses();
         Ok(Pids {
-            engine: engine.context("the engine is stopped")?,
+            engine: fleet.pid(0).await?,
             redis: at.redis_pid,
             postgres: at.postgres_pid,
         })
@@ -312,9 +299,14 @@ impl World {
         &self.database
     }
 
-    /// Redis.
-    pub fn redis(&self) -> redis::aio::MultiplexedConnection {
-        self.redis.clone()
+    /// Redis, by a connection of its own: those of before may have ended with the server.
+    ///
+    /// # Errors
+    /// When it can't be reached.
+    pub async fn redis(&self) -> anyhow::Result<redis::aio::MultiplexedConnection> {
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(REDIS_ANSWERS_WITHIN));
+        let connecting = self.redis.get_multiplexed_async_connection_with_config(&patient);
+        connecting.await.context("redis can't be reached")
     }
 
     /// Where the gate keeps what it has of a sale; nothing there, and it knows nothing of it.
@@ -344,7 +336,7 @@ impl World {
     /// Prints what the private programs have logged.
     pub fn print_logs(&self) {
         if let Some(private) = &self.private {
-            private.logs.print();
+            private.fleet.logs().print();
         }
     }
 
@@ -355,39 +347,77 @@ impl World {
     pub async fn close(mut self) -> anyhow::Result<()> {
         self.database.close().await;
         let Some(Private {
-            engine,
+            fleet,
+            links,
             services,
-            logs,
-            ..
+            disk,
         }) = self.private.take()
         else {
             return Ok(());
         };
-        let drained = match engine {
-            Some(engine) => engine.stop().await,
-            None => Ok(()),
-        };
-        let stopped = match drained {
-            Ok(()) => services.stop().await,
-            Err(error) => {
-                services.stop().await.ok();
-                Err(error)
-            }
-        };
-        if stopped.is_err() {
-            logs.print();
+        let drained = fleet.stop_all().await;
+        drop(links);
+        let stopped = services.stop().await;
+        let ended = drained.and(stopped);
+        if ended.is_err() {
+            fleet.logs().print();
         }
-        stopped
+        disk.map_or(Ok(()), SmallDisk::unmount)?;
+        ended
+    }
+}
+
+impl Private {
+    /// Starts its engines, and has the provider talk to them. Returns where everything is.
+    async fn populate(&mut self, needs: &Needs, seed: u64) -> anyhow::Result<Target> {
+        let mut settings = needs.settings.clone();
+        if needs.webhooks.is_some() {
+            settings.push(("webhooks.secrets", WEBHOOK_SECRET.to_owned()));
+        }
+        let at = self.services.addresses();
+        for _ in 0..=needs.more_engines {
+            let links = if needs.proxies {
+                let postgres = Proxy::start(&at.postgres_engine_url).await?;
+                let redis = Proxy::start(&at.redis_url).await?;
+                Some(Links { postgres, redis })
+            } else {
+                None
+            };
+            self.fleet
+                .add(all_settings(at, links.as_ref(), &settings))
+                .await?;
+            self.links.extend(links);
+        }
+        let urls = self.fleet.urls();
+        if let Some(plan) = &needs.webhooks {
+            let mut plan = plan.clone();
+            plan["url"] = format!("{}/v1/webhooks/mock", urls[0]).into();
+            plan["secret"] = WEBHOOK_SECRET.into();
+            plan["seed"] = seed.into();
+            let provider = Peer::from_url(&at.provider_url)?;
+            provider
+                .post_json::<serde_json::Value>("/webhooks", &plan, 200)
+                .await?;
+        }
+        Ok(Target {
+            engines: urls,
+            postgres_url: at.postgres_owner_url.clone(),
+            redis_url: at.redis_url.clone(),
+            provider_url: at.provider_url.clone(),
+        })
     }
 }
 
 /// A scenario's settings, after those that say where the services are.
-fn all_settings(at: &services::Addresses, settings: &[Setting]) -> Vec<Setting> {
+fn all_settings(at: &services::Addresses, links: Option<&Links>, settings: &[Setting]) -> Vec<Setting> {
+    let (postgres, redis) = match links {
+        Some(links) => (links.postgres.url(), links.redis.url()),
+        None => (at.postgres_engine_url.as_str(), at.redis_url.as_str()),
+    };
     let mut all = vec![
-        ("postgres.url", at.postgres_engine_url.clone()),
-        ("redis.url", at.redis_url.clone()),
+        ("postgres.url", postgres.to_owned()),
+        ("redis.url", redis.to_owned()),
         ("provider.url", at.provider_url.clone()),
-        ("http.listen", "127.0.0.1:0".to_owned()),
     ];
     all.extend(settings.iter().cloned());
     all

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fluxbuy::mock_provider;
 use fluxbuy::services::{Args, DatabaseUrls, Services};
+use redis::AsyncCommands;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
@@ -61,6 +62,12 @@ pub async fn pool(url: &str) -> PgPool {
         .connect(url)
         .await
         .expect("a connection")
+}
+
+/// A connection to the shared Redis, to tamper with what is in it.
+pub async fn redis_connection() -> redis::aio::MultiplexedConnection {
+    let client = redis::Client::open(shared_services().await.addresses().redis_url.as_str()).unwrap();
+    client.get_multiplexed_async_connection().await.unwrap()
 }
 
 /// Waits until `holds` is true.
@@ -447,12 +454,9 @@ impl Bed {
 
     /// Units available in the gate, if the sale is loaded there.
     pub async fn gate_available(&self, sale: &str) -> Option<i64> {
-        let client = redis::Client::open(shared_services().await.addresses().redis_url.as_str()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-        redis::cmd("HGET")
-            .arg(format!("{{sale:{sale}}}:state"))
-            .arg("available")
-            .query_async(&mut connection)
+        redis_connection()
+            .await
+            .hget(format!("{{sale:{sale}}}:state"), "available")
             .await
             .unwrap()
     }

@@ -58,6 +58,8 @@ struct State {
     /// What a key stands for.
     answers: HashMap<String, (StatusCode, Bytes)>,
     keys_count: bool,
+    /// Requests that have arrived.
+    arrived: i64,
     faults: HashMap<&'static str, Fault>,
     /// What was done, by what it was.
     done: HashMap<&'static str, u32>,
@@ -107,6 +109,7 @@ impl Stripe {
         let state = Arc::new(Mutex::new(State {
             answers: HashMap::new(),
             keys_count: true,
+            arrived: 0,
             faults: HashMap::new(),
             done: HashMap::new(),
         }));
@@ -179,6 +182,11 @@ impl Stripe {
     /// Keys are ignored from now on, as localstripe does, or as when Stripe has forgotten them.
     pub fn ignore_keys(&self) {
         self.state.lock().unwrap().keys_count = false;
+    }
+
+    /// How many requests have arrived.
+    pub fn arrived(&self) -> i64 {
+        self.state.lock().unwrap().arrived
     }
 
     /// From now on this goes wrong with that: `open`, `confirm`, `capture`, `cancel`, `refund`, `look`.
@@ -281,7 +289,8 @@ impl Front {
         };
         let key = header("idempotency-key");
         let fault = {
-            let state = self.state.lock().unwrap();
+            let mut state = self.state.lock().unwrap();
+            state.arrived += 1;
             let known = key.as_ref().filter(|_| state.keys_count);
             if let Some((status, body)) = known.and_then(|key| state.answers.get(key)) {
                 return Ok(response(*status, body.clone()));

@@ -26,7 +26,7 @@ pub(super) async fn play(bench: &mut Bench<'_>) -> anyhow::Result<()> {
                 let pool = bench.best_pool(world, Kind::Baseline).await?;
                 for round in 1..=bench.size.rounds {
                     let run = format!("cost round {round}, engine");
-                    let server = world.pids()?.engine;
+                    let server = world.pids().await?.engine;
                     measure(bench, world, &world.engines()[0], server, &run, Books::Engine).await?;
 
                     let run = format!("cost round {round}, baseline");
@@ -58,7 +58,7 @@ async fn measure(
     } else {
         "engine"
     };
-    let pids = world.pids()?;
+    let pids = world.pids().await?;
     let (begun, begins) = oneshot::channel::<Instant>();
     let look_on = async {
         let begin = begins.await.context("the load never began")?;

@@ -105,5 +105,5 @@ async fn resident(world: &World) -> anyhow::Result<u64> {
     while world.metrics().await?.sum("fluxbuy_connections", &[]) > ITS_OWN {
         tokio::time::sleep(LOOK_PERIOD).await;
     }
-    resident_bytes(world.pids()?.engine)
+    resident_bytes(world.pids().await?.engine)
 }

@@ -140,7 +140,7 @@ pub(super) async fn stock_up(world: &World, stand: &Stand) -> anyhow::Result<()>
         .arg(stand.terms.units)
         .arg("opens_at_us")
         .arg(stand.opens_at.as_microsecond())
-        .query_async::<()>(&mut world.redis())
+        .query_async::<()>(&mut world.redis().await?)
         .await
         .context("a rival's stock could not be put into redis")
 }
