@@ -44,6 +44,17 @@ fn money_in_two_steps() {
 
 #[test]
 #[ignore = "takes minutes: make model"]
+fn money_in_two_steps_when_voids_are_not_kept() {
+    let model = Money {
+        two_step: true,
+        kept_voids: false,
+        ..Money::new(4)
+    };
+    run::explore("money in two steps, voids not kept, 4 hands", model, LIMIT);
+}
+
+#[test]
+#[ignore = "takes minutes: make model"]
 fn stock_of_two_buyers_and_three_things_at_a_time() {
     run::explore("stock, 2 buyers, 3 at a time", Stock::new(2, 1, 3), LIMIT);
 }
