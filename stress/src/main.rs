@@ -182,16 +182,27 @@ async fn one(scenario: Scenario, size: Size, seed: u64, place: &Place) -> anyhow
     Ok(report)
 }
 
-/// Goes on after a violation, so that one run tells of all.
+/// Goes on after a violation, and after a run that could not be played to its end, so that one call tells of all.
 async fn many(runs: &[(Scenario, u64)], size: Size, common: &Common) -> anyhow::Result<Verdict> {
+    let mut verdicts = Vec::with_capacity(runs.len());
     let mut reports = Vec::with_capacity(runs.len());
     for (scenario, seed) in runs {
-        let report = one(*scenario, size, *seed, &Place::Private(common.programs.clone())).await?;
-        println!("{}, seed {seed}: {}", scenario.name(), report.verdict());
-        reports.push(report);
+        let verdict = match one(*scenario, size, *seed, &Place::Private(common.programs.clone())).await {
+            Ok(report) => {
+                let verdict = report.verdict();
+                reports.push(report);
+                verdict
+            }
+            Err(error) => {
+                eprintln!("stress: {error:#}");
+                Verdict::not_run(&error)
+            }
+        };
+        println!("{}, seed {seed}: {verdict}", scenario.name());
+        verdicts.push((format!("{} with seed {seed}", scenario.name()), verdict));
         write_json(common.json.as_deref(), &reports)?;
     }
-    Ok(Verdict::of_all(&reports))
+    Ok(Verdict::of_all(&verdicts))
 }
 
 fn write_json(file: Option<&Path>, value: &impl Serialize) -> anyhow::Result<()> {

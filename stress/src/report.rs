@@ -209,6 +209,11 @@ impl Provider {
 }
 
 impl Report {
+    /// Which run it is of.
+    pub fn name(&self) -> String {
+        format!("{} with seed {}", self.scenario, self.seed)
+    }
+
     /// Whether it came out as it must.
     pub fn verdict(&self) -> Verdict {
         let verdict = Verdict::of(&self.violations);
@@ -411,17 +416,16 @@ impl Verdict {
         }
     }
 
-    /// Of several runs: each must have come out as it must.
-    pub fn of_all(reports: &[Report]) -> Self {
-        let wrong: Vec<_> = reports
+    /// Of several runs, by their names: each must have come out as it must.
+    pub fn of_all(runs: &[(String, Self)]) -> Self {
+        let wrong: Vec<_> = runs
             .iter()
-            .filter_map(|report| {
-                let verdict = report.verdict();
-                let line = verdict.note.or(verdict.line).unwrap_or_default();
-                (!verdict.success).then(|| {
-                    let line = line.strip_prefix("audit: VIOLATION ").unwrap_or(&line).to_owned();
-                    format!("{} with seed {}: {line}", report.scenario, report.seed)
-                })
+            .filter(|(_, verdict)| !verdict.success)
+            .map(|(name, verdict)| {
+                let line = verdict.note.as_ref().or(verdict.line.as_ref());
+                let line = line.map(String::as_str).unwrap_or_default();
+                let line = line.strip_prefix("audit: VIOLATION ").unwrap_or(line);
+                format!("{name}: {line}")
             })
             .collect();
         let success = wrong.is_empty();
@@ -433,7 +437,7 @@ impl Verdict {
         Self {
             note: Some(format!(
                 "{} runs, {} not as they must be",
-                reports.len(),
+                runs.len(),
                 wrong.len()
             )),
             line: Some(line),
@@ -540,9 +544,23 @@ mod tests {
     fn several_runs_are_as_good_as_the_worst() {
         let fine = report(None, &[]);
         let bug = report(Some("swept-and-charged"), &["swept-and-charged"]);
-        let all = Verdict::of_all(&[fine.clone(), bug]);
+        let of_all = |reports: &[Report]| {
+            let named = reports.iter().map(|report| (report.name(), report.verdict()));
+            Verdict::of_all(&named.collect::<Vec<_>>())
+        };
+        let all = of_all(&[fine.clone(), bug]);
         assert!(all.success && all.to_string().ends_with("\naudit: ok"), "{all}");
-        let all = Verdict::of_all(&[fine, report(None, &["gate-agrees"])]);
+        let not_run = (
+            "flood with seed 2".to_owned(),
+            Verdict::not_run(&anyhow::anyhow!("no room")),
+        );
+        let all = Verdict::of_all(&[(fine.name(), fine.verdict()), not_run]);
+        assert!(
+            all.to_string()
+                .ends_with("\naudit: VIOLATION flood with seed 2: not-run: no room"),
+            "{all}"
+        );
+        let all = of_all(&[fine, report(None, &["gate-agrees"])]);
         assert!(!all.success);
         assert!(
             all.to_string()

@@ -62,11 +62,7 @@ async fn what_takes_too_long_is_cut_and_reported() {
         ..roomy()
     };
     let mut door = Door::open(settings).await;
-    let gate = Arc::new(Semaphore::new(0));
-    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
-    let mut buyer = door.connect().await;
-    buyer.send(purchase()).await;
-    reached(&door.fake.begun, 1).await;
+    let (mut buyer, gate) = purchase_under_way(&door).await;
     let fake = door.fake.clone();
     door.begin_to_close();
     assert_eq!(
@@ -90,11 +86,7 @@ async fn purchases_without_a_client_are_waited_for() {
         ..roomy()
     })
     .await;
-    let gate = Arc::new(Semaphore::new(0));
-    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
-    let mut buyer = door.connect().await;
-    buyer.send(purchase()).await;
-    reached(&door.fake.begun, 1).await;
+    let (buyer, gate) = purchase_under_way(&door).await;
     drop(buyer);
     // The only place is free again: the buyer's connection is over.
     assert_eq!(door.ask(&get("/livez")).await.status, 200);

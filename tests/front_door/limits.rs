@@ -165,11 +165,7 @@ async fn where_all_places_are_taken_whoever_waits_longest_makes_room() {
         ..roomy()
     })
     .await;
-    let gate = Arc::new(Semaphore::new(0));
-    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
-    let mut buyer = door.connect().await;
-    buyer.send(purchase()).await;
-    reached(&door.fake.begun, 1).await;
+    let (mut buyer, gate) = purchase_under_way(&door).await;
 
     // One dribbles its head, one its body; neither gets anywhere.
     let mut dribbles_head = door.connect().await;
@@ -201,11 +197,7 @@ async fn where_everybody_is_being_served_the_next_one_waits() {
         ..roomy()
     })
     .await;
-    let gate = Arc::new(Semaphore::new(0));
-    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
-    let mut buyer = door.connect().await;
-    buyer.send(purchase()).await;
-    reached(&door.fake.begun, 1).await;
+    let (mut buyer, gate) = purchase_under_way(&door).await;
     let mut next = door.connect().await;
     next.send(get("/livez")).await;
     assert!(
@@ -275,11 +267,7 @@ async fn r5_a_client_that_hangs_up_does_not_take_its_purchase_along() {
         ..roomy()
     })
     .await;
-    let gate = Arc::new(Semaphore::new(0));
-    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
-    let mut client = door.connect().await;
-    client.send(purchase()).await;
-    reached(&door.fake.begun, 1).await;
+    let (client, gate) = purchase_under_way(&door).await;
     drop(client);
     // Only one connection may be open: this one is served once the other is over and forgotten.
     assert_eq!(door.ask(&get("/livez")).await.status, 200);

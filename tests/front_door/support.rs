@@ -477,3 +477,13 @@ pub(crate) fn post(path: &str, headers: &str, body: &str) -> String {
 pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: shop\r\nX-Buyer-Id: ann\r\n\r\n")
 }
+
+/// A buyer whose purchase is being worked on, until a permit is given.
+pub async fn purchase_under_way(door: &Door) -> (Client, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    door.fake.plan_purchase(Plan::Wait(gate.clone(), Ok(accepted())));
+    let mut buyer = door.connect().await;
+    buyer.send(purchase()).await;
+    reached(&door.fake.begun, 1).await;
+    (buyer, gate)
+}
