@@ -209,11 +209,6 @@ impl Provider {
 }
 
 impl Report {
-    /// Which run it is of.
-    pub fn name(&self) -> String {
-        format!("{} with seed {}", self.scenario, self.seed)
-    }
-
     /// Whether it came out as it must.
     pub fn verdict(&self) -> Verdict {
         let verdict = Verdict::of(&self.violations);
@@ -540,21 +535,23 @@ mod tests {
         assert_eq!(last, "audit: ok");
     }
 
+    fn named(report: &Report) -> (String, Verdict) {
+        let name = format!("{} with seed {}", report.scenario, report.seed);
+        (name, report.verdict())
+    }
+
     #[test]
     fn several_runs_are_as_good_as_the_worst() {
         let fine = report(None, &[]);
         let bug = report(Some("swept-and-charged"), &["swept-and-charged"]);
-        let of_all = |reports: &[Report]| {
-            let named = reports.iter().map(|report| (report.name(), report.verdict()));
-            Verdict::of_all(&named.collect::<Vec<_>>())
-        };
+        let of_all = |reports: &[Report]| Verdict::of_all(&reports.iter().map(named).collect::<Vec<_>>());
         let all = of_all(&[fine.clone(), bug]);
         assert!(all.success && all.to_string().ends_with("\naudit: ok"), "{all}");
         let not_run = (
             "flood with seed 2".to_owned(),
             Verdict::not_run(&anyhow::anyhow!("no room")),
         );
-        let all = Verdict::of_all(&[(fine.name(), fine.verdict()), not_run]);
+        let all = Verdict::of_all(&[named(&fine), not_run]);
         assert!(
             all.to_string()
                 .ends_with("\naudit: VIOLATION flood with seed 2: not-run: no room"),
