@@ -23,7 +23,9 @@ pub(super) struct Signals {
 impl Signals {
     /// Watches these series of each engine. One that doesn't answer is asked again.
     pub(super) fn watch(engines: &[Peer], series: &'static [&'static str]) -> Self {
-        let highest = Arc::<Mutex<BTreeMap<&'static str, f64>>>::default();
+        // None of them was seen yet: what is never read is silent, too.
+        let unseen: BTreeMap<_, _> = series.iter().map(|name| (*name, 0.0)).collect();
+        let highest = Arc::new(Mutex::new(unseen));
         let tasks = engines
             .iter()
             .map(|engine| {
@@ -60,5 +62,17 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_nobody_could_read_is_silent() {
+        let nobody = Peer::from_url("http://127.0.0.1:1").unwrap();
+        let signals = Signals::watch(&[nobody], &["fluxbuy_gate_degraded"]);
+        assert_eq!(signals.silent(), ["fluxbuy_gate_degraded"]);
     }
 }
