@@ -24,7 +24,7 @@ impl Signals {
     /// Watches these series of each engine. One that doesn't answer is asked again.
     pub(super) fn watch(engines: &[Peer], series: &'static [&'static str]) -> Self {
         // None of them was seen yet: what is never read is silent, too.
-        let unseen: BTreeMap<_, _> = series.iter().map(|name| (*name, 0.0)).collect();
+        let unseen: BTreeMap<&str, f64> = series.iter().map(|name| (*name, 0.0)).collect();
         let highest = Arc::new(Mutex::new(unseen));
         let tasks = engines
             .iter()
