@@ -90,6 +90,8 @@ pub enum Placed {
         created_at: Timestamp,
         /// This run made it, and no earlier one.
         fresh: bool,
+        /// The request that brought it has the same name as this one.
+        same_request: bool,
     },
     /// Another order has the same purchase's name.
     Existing(Existing),
@@ -116,6 +118,8 @@ pub struct Existing {
     pub amount_minor: i64,
     /// When it was made.
     pub created_at: Timestamp,
+    /// The request that brought it.
+    pub request_id: Option<RequestId>,
 }
 
 /// What became of a batch.
@@ -370,12 +374,12 @@ impl Store {
                     FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[], $8::text[])
                         AS o (id, digest, amount_minor, quantity, buyer, payment_method, request_id)
                     ON CONFLICT ON CONSTRAINT orders_idempotency DO UPDATE SET touch = orders.touch + 1
-                    RETURNING id, idempotency_digest, quantity, amount_minor, created_at, (xmax = 0) AS fresh
+                    RETURNING id, idempotency_digest, quantity, amount_minor, created_at, request_id, (xmax = 0) AS fresh
                 ), entries AS (
                     INSERT INTO stock_entries (sale_id, order_id, kind, delta)
                     SELECT $1, id, 'RESERVE', -quantity FROM ins WHERE fresh
                 )
-                SELECT id, idempotency_digest, quantity, amount_minor, micros(created_at) AS created_at_us, fresh FROM ins",
+                SELECT id, idempotency_digest, quantity, amount_minor, micros(created_at) AS created_at_us, request_id, fresh FROM ins",
             )
             .bind(sale.0)
             .bind(column(|order| order.order.0))
@@ -407,19 +411,26 @@ impl Store {
                     Placed::New {
                         created_at,
                         fresh: true,
+                        same_request: true,
                     }
-                } else if order == ours.order {
-                    Placed::New {
-                        created_at,
-                        fresh: false,
-                    } // by an earlier run of this batch, or by another engine
                 } else {
-                    Placed::Existing(Existing {
-                        order,
-                        quantity,
-                        amount_minor: row.try_get("amount_minor")?,
-                        created_at,
-                    })
+                    let request_id = row.try_get::<Option<&str>, _>("request_id")?.map(RequestId::new);
+                    if order == ours.order {
+                        // By an earlier run of this batch, or by another engine.
+                        Placed::New {
+                            created_at,
+                            fresh: false,
+                            same_request: request_id == ours.request_id,
+                        }
+                    } else {
+                        Placed::Existing(Existing {
+                            order,
+                            quantity,
+                            amount_minor: row.try_get("amount_minor")?,
+                            created_at,
+                            request_id,
+                        })
+                    }
                 };
                 placed.insert(digest, answer);
             }
@@ -500,8 +511,8 @@ impl Store {
         digests: &[IdempotencyDigest],
     ) -> Result<HashMap<IdempotencyDigest, Existing>, Error> {
         self.asked(Pool::Read, async |conn| {
-            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, i64, i64)>(
-                "SELECT idempotency_digest, id, quantity, amount_minor, micros(created_at)
+            let rows = sqlx::query_as::<_, (Uuid, Uuid, i32, i64, i64, Option<String>)>(
+                "SELECT idempotency_digest, id, quantity, amount_minor, micros(created_at), request_id
              FROM orders WHERE sale_id = $1 AND idempotency_digest = ANY($2)",
             )
             .bind(sale.0)
@@ -510,18 +521,21 @@ impl Store {
             .await?;
             Ok(rows
                 .into_iter()
-                .map(|(digest, order, quantity, amount_minor, created_at_us)| {
-                    let created_at = timestamp(created_at_us);
-                    (
-                        IdempotencyDigest(digest),
-                        Existing {
-                            order: OrderId(order),
-                            quantity,
-                            amount_minor,
-                            created_at,
-                        },
-                    )
-                })
+                .map(
+                    |(digest, order, quantity, amount_minor, created_at_us, request_id)| {
+                        let created_at = timestamp(created_at_us);
+                        (
+                            IdempotencyDigest(digest),
+                            Existing {
+                                order: OrderId(order),
+                                quantity,
+                                amount_minor,
+                                created_at,
+                                request_id: request_id.as_deref().map(RequestId::new),
+                            },
+                        )
+                    },
+                )
                 .collect())
         })
         .await

@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use fluxbuy::domain::{Buyer, Event, IdempotencyDigest, OrderId, OrderStatus, PaymentStatus, SaleId};
+use fluxbuy::domain::{
+    Buyer, Event, IdempotencyDigest, OrderId, OrderStatus, PaymentStatus, RequestId, SaleId,
+};
 use fluxbuy::gate::{Gate, Release, Reservation, Settings};
-use fluxbuy::store::{Change, Epoch, Error, NewOrder, Store, TaskKind};
+use fluxbuy::store::{Change, Epoch, Error, NewOrder, Placed, Reserve, Store, TaskKind};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -399,6 +401,48 @@ async fn sold_out_is_never_told_to_who_holds_an_order() {
         bed.buy_at(1, &sale, "bob", "k", 1).await.status == 201
     })
     .await;
+}
+
+/// A batch that is run again, because nobody knows how its commit ended, finds orders there: its own, or another engine's under the same id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_runs_again_knows_its_own_orders() {
+    let bed = Setup::default().start_without_charging().await;
+    let sale: SaleId = bed.sale(2).await.parse().unwrap();
+    let store = store(&bed);
+    let asked = |request: &str, order: &NewOrder| NewOrder {
+        request_id: Some(RequestId::new(request)),
+        ..order.clone()
+    };
+    let order = new_order("ann", 1);
+    let run = async |orders: &[NewOrder]| {
+        let reserved = store
+            .reserve(sale, None, orders, Epoch::RaiseAgain)
+            .await
+            .unwrap();
+        let Reserve::Done { mut placed, .. } = reserved else {
+            panic!("{reserved:?}");
+        };
+        placed.remove(0)
+    };
+    let first = run(&[asked("r1", &order)]).await;
+    assert!(matches!(first, Placed::New { fresh: true, .. }), "{first:?}");
+    for (request, own) in [("r1", true), ("r2", false)] {
+        let again = run(&[asked(request, &order)]).await;
+        assert!(
+            matches!(again, Placed::New { fresh: false, same_request, .. } if same_request == own),
+            "{again:?}"
+        );
+    }
+    let under_another_id = NewOrder {
+        order: OrderId::fresh(),
+        ..asked("r2", &order)
+    };
+    let Placed::Existing(existing) = run(&[under_another_id]).await else {
+        panic!("made twice");
+    };
+    assert_eq!(existing.request_id, Some(RequestId::new("r1")));
+    let found = store.find_existing(sale, &[order.digest]).await.unwrap();
+    assert_eq!(found[&order.digest], existing);
 }
 
 /// Redis was flushed and Postgres is away: a load that fails turns the batch away.

@@ -19,8 +19,8 @@ const CROWD_FACTOR: usize = 4;
 pub struct Entry {
     /// The order's id: minted here, unless the gate knows one for this purchase.
     pub order: OrderId,
-    /// The id was minted by an earlier request, here or at another engine.
-    pub adopted: bool,
+    /// This request has had it committed once already, and wasn't told how that ended: the order may be its own.
+    pub tried: bool,
     /// The purchase.
     pub purchase: Purchase,
 }
@@ -86,7 +86,7 @@ impl<W> Batcher<W> {
         );
         self.open.push(Entry {
             order: OrderId::fresh(),
-            adopted: false,
+            tried: false,
             purchase,
         });
         Arrival::Queued

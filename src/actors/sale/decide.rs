@@ -223,12 +223,10 @@ impl Decider {
                 Verdict::Admitted => admitted.push(entry),
                 Verdict::Replay(order) => {
                     entry.order = *order;
-                    entry.adopted = true;
                     replays.push(entry);
                 }
                 Verdict::Released => {
                     entry.order = OrderId::fresh();
-                    entry.adopted = false;
                     again.push(entry);
                 }
                 Verdict::KeyReused => batch.answer(digest, Err(Refusal::KeyReused)),
@@ -282,7 +280,7 @@ impl Decider {
     async fn place(
         &self,
         batch: &mut Batch<'_>,
-        entries: Vec<Entry>,
+        mut entries: Vec<Entry>,
         epoch: Epoch,
         seen_rebuilds: u64,
     ) -> Vec<Entry> {
@@ -306,7 +304,11 @@ impl Decider {
             })
             .collect();
         let orders: Arc<Vec<NewOrder>> = Arc::new(orders);
-        let (placed, stock, cut) = match self.commit(&orders, epoch).await {
+        let (outcome, ran_again) = self.commit(&orders, epoch).await;
+        for entry in &mut entries {
+            entry.tried |= ran_again;
+        }
+        let (placed, stock, cut) = match outcome {
             Ok(Reserve::Done { placed, stock, cut }) => (placed, stock, cut),
             Ok(Reserve::StaleEpoch) => {
                 if let Err(error) = self
@@ -314,6 +316,9 @@ impl Decider {
                     .await
                 {
                     tracing::warn!(sale_id = %self.sale.id, %error, "a sale could not be loaded into the gate");
+                }
+                for entry in &mut entries {
+                    entry.tried = true;
                 }
                 return entries;
             }
@@ -344,7 +349,11 @@ impl Decider {
         for ((entry, order), placed) in entries.iter().zip(orders.iter()).zip(placed) {
             let digest = entry.purchase.digest;
             match placed {
-                Placed::New { created_at, fresh } => {
+                Placed::New {
+                    created_at,
+                    fresh,
+                    same_request,
+                } => {
                     // Made by somebody else under the same id, it is theirs to hand over; made by an earlier run of this batch, it
                     // is found by the scan.
                     if fresh {
@@ -366,7 +375,7 @@ impl Decider {
                         amount,
                         created_at,
                         // A reservation that an earlier request left behind is an order only now, and its first yes is this one.
-                        replayed: entry.adopted && !fresh,
+                        replayed: !fresh && !is_own(entry.tried, same_request),
                     };
                     batch.answer(digest, Ok(accepted));
                 }
@@ -414,8 +423,12 @@ impl Decider {
     }
 
     /// Commits a batch, together with those of other sales where it may be, and finds out what became of it when the commit
-    /// goes unanswered.
-    async fn commit(&self, orders: &Arc<Vec<NewOrder>>, epoch: Epoch) -> Result<Reserve, store::Error> {
+    /// goes unanswered. Also tells whether it had to be run again for that.
+    async fn commit(
+        &self,
+        orders: &Arc<Vec<NewOrder>>,
+        epoch: Epoch,
+    ) -> (Result<Reserve, store::Error>, bool) {
         let in_group = match epoch.admitted_under() {
             Some(admitted) => self.commit_in_group(orders, admitted).await.transpose(),
             None => None,
@@ -424,10 +437,12 @@ impl Decider {
             Some(result) => result,
             None => self.commit_alone(orders, epoch).await,
         };
+        let mut ran_again = false;
         for tried in 0..UNKNOWN_TRIES {
             let Err(store::Error::OutcomeUnknown(reason)) = &result else {
                 break;
             };
+            ran_again = true;
             tracing::warn!(sale_id = %self.sale.id, %reason, "running a batch again to learn its outcome");
             tokio::time::sleep(UNKNOWN_PAUSE * 2_u32.pow(tried)).await;
             result = match self.commit_alone(orders, epoch.again()).await {
@@ -443,7 +458,7 @@ impl Decider {
                 Err(store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_))
             ),
         );
-        result
+        (result, ran_again)
     }
 
     /// The usual way. `None` when something is in the way.
@@ -463,7 +478,8 @@ impl Decider {
             placed: vec![
                 Placed::New {
                     created_at,
-                    fresh: true
+                    fresh: true,
+                    same_request: true,
                 };
                 orders.len()
             ],
@@ -550,6 +566,12 @@ impl Decider {
     }
 }
 
+/// Whether an order that was there is the one of this very request, which then wasn't told of it before. Its name alone doesn't say so: clients
+/// may give a purchase that they ask for again the name of the first request.
+fn is_own(tried: bool, same_request: bool) -> bool {
+    tried && same_request
+}
+
 /// The answers of a batch as they come to be known.
 struct Batch<'a> {
     sale: &'a Sale,
@@ -588,7 +610,7 @@ impl Batch<'_> {
                 currency: self.sale.terms.currency,
             },
             created_at: existing.created_at,
-            replayed: true,
+            replayed: !is_own(entry.tried, existing.request_id == entry.purchase.request_id),
         })
     }
 
