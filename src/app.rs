@@ -100,8 +100,14 @@ async fn run(config: Config, shared: Arc<Runtime>) -> anyhow::Result<()> {
     };
     let engine = Engine::start(&config, neighbours, &arbiters, &runtime, exporter);
 
-    for sale in engine.store.sales_on_offer().await? {
-        engine.desk.warn_of_want_of_capacity(&sale);
+    match engine.store.sales_on_offer().await {
+        Ok(sales) => {
+            for sale in &sales {
+                engine.desk.warn_of_want_of_capacity(sale);
+            }
+        }
+        // A warning that isn't given is no reason not to sell.
+        Err(error) => tracing::warn!(%error, "sales on offer can't be looked at for want of capacity"),
     }
 
     // Bound and ready: whoever waits for this line may connect.

@@ -33,6 +33,21 @@ mod sqlstate {
     pub(super) const DEADLOCK_DETECTED: &str = "40P01";
     /// Classes in which the data of the statement is at fault, not the server: data exception, integrity violation, raised exception.
     pub(super) const CLASSES_OF_BAD_DATA: [&str; 3] = ["22", "23", "P0"];
+    /// What is asked about isn't there, or isn't this role's to see.
+    pub(super) const CLASS_OF_ACCESS: &str = "42";
+    /// Connection exceptions, which a pooler reports for the server behind it, and shutdowns: whoever says so says nothing about a COMMIT that
+    /// is on its way.
+    pub(super) const PARTINGS: [&str; 2] = ["08", "57P"];
+}
+
+/// Whether a statement was refused because of what it asks about, and not for the state that the server is in.
+pub(super) fn is_about_the_schema(error: &sqlx::Error) -> bool {
+    code(error).is_some_and(|code| code.starts_with(sqlstate::CLASS_OF_ACCESS))
+}
+
+/// The SQLSTATE of a server's answer.
+fn code(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
+    error.as_database_error()?.code()
 }
 
 impl Error {
@@ -46,11 +61,15 @@ impl Error {
         matches!(self, Self::Refused { .. })
     }
 
-    /// Maps an error of COMMIT itself: an answer of the server means that it rolled back; silence means that nobody knows.
+    /// Maps an error of COMMIT itself: an answer of the server means that it rolled back; silence, and the word of somebody who parts, mean that
+    /// nobody knows.
     pub(crate) fn at_commit(error: sqlx::Error) -> Self {
-        match error {
-            sqlx::Error::Database(_) => error.into(),
-            other => Self::OutcomeUnknown(other.to_string()),
+        let answered = code(&error)
+            .is_some_and(|code| !sqlstate::PARTINGS.iter().any(|parting| code.starts_with(parting)));
+        if answered {
+            error.into()
+        } else {
+            Self::OutcomeUnknown(error.to_string())
         }
     }
 }
@@ -84,6 +103,86 @@ impl From<sqlx::Error> for Error {
                 }
             }
             code => Self::Unavailable(format!("{code}: {}", refusal.message())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::error::Error as StdError;
+    use std::fmt;
+
+    use sqlx::error::{DatabaseError, ErrorKind};
+
+    use super::*;
+
+    /// A server's answer with this SQLSTATE.
+    #[derive(Debug)]
+    struct Answer(&'static str);
+
+    impl fmt::Display for Answer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl StdError for Answer {}
+
+    impl DatabaseError for Answer {
+        fn message(&self) -> &str {
+            self.0
+        }
+        fn code(&self) -> Option<Cow<'_, str>> {
+            Some(self.0.into())
+        }
+        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+            self
+        }
+        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
+            self
+        }
+        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
+            self
+        }
+        fn kind(&self) -> ErrorKind {
+            ErrorKind::Other
+        }
+    }
+
+    fn answer(code: &'static str) -> sqlx::Error {
+        sqlx::Error::Database(Box::new(Answer(code)))
+    }
+
+    #[test]
+    fn only_the_servers_own_refusal_says_that_a_commit_came_to_nothing() {
+        // Shutdowns, a crash, and what a pooler says when the server behind it is gone.
+        for parting in ["57P01", "57P02", "57P03", "08006", "08P01"] {
+            let error = Error::at_commit(answer(parting));
+            assert!(matches!(error, Error::OutcomeUnknown(_)), "{parting}: {error}");
+        }
+        assert!(matches!(
+            Error::at_commit(sqlx::Error::WorkerCrashed),
+            Error::OutcomeUnknown(_)
+        ));
+        for (refusal, refused) in [
+            ("23514", true),
+            ("40001", false),
+            ("53100", false),
+            ("57014", false),
+        ] {
+            let error = Error::at_commit(answer(refusal));
+            assert_eq!(error.is_bad_data(), refused, "{refusal}: {error}");
+            assert!(!matches!(error, Error::OutcomeUnknown(_)), "{refusal}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_going_down_does_not_lack_the_schema() {
+        assert!(is_about_the_schema(&answer("42P01")));
+        assert!(is_about_the_schema(&answer("42501")));
+        for other in [answer("57P01"), answer("53300"), sqlx::Error::WorkerCrashed] {
+            assert!(!is_about_the_schema(&other), "{other}");
         }
     }
 }

@@ -147,8 +147,14 @@ impl Store {
             sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
                 .fetch_all(&mut *conn)
                 .await
-                .map_err(|e| {
-                    Error::Unexpected(format!("the schema is missing ({e}); run `fluxbuy migrate`"))
+                .map_err(|error| {
+                    let missing = error::is_about_the_schema(&error);
+                    let error = Error::from(error);
+                    if missing {
+                        Error::Unexpected(format!("the schema is missing ({error}); run `fluxbuy migrate`"))
+                    } else {
+                        error
+                    }
                 })?;
         let wanted = migrate::versions();
         if wanted.iter().any(|version| !applied.contains(version)) {
