@@ -154,8 +154,12 @@ fn replays(keys: &HashMap<Key, Vec<&Record>>, findings: &mut Findings) {
             originals == 1 || (originals == 0 && original_may_be_lost),
             "replay-is-marked",
             || {
+                let told: Vec<_> = requests
+                    .iter()
+                    .map(|record| (record.started, &record.outcome))
+                    .collect();
                 format!(
-                    "{}: {originals} of {} answers are not marked as a replay",
+                    "{}: {originals} of {} answers are not marked as a replay: {told:?}",
                     who(),
                     accepted.len()
                 )
