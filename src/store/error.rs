@@ -35,19 +35,14 @@ mod sqlstate {
     pub(super) const CLASSES_OF_BAD_DATA: [&str; 3] = ["22", "23", "P0"];
     /// What is asked about isn't there, or isn't this role's to see.
     pub(super) const CLASS_OF_ACCESS: &str = "42";
-    /// Connection exceptions, which a pooler reports for the server behind it, and shutdowns: whoever says so says nothing about a COMMIT that
-    /// is on its way.
-    pub(super) const PARTINGS: [&str; 2] = ["08", "57P"];
 }
 
 /// Whether a statement was refused because of what it asks about, and not for the state that the server is in.
 pub(super) fn is_about_the_schema(error: &sqlx::Error) -> bool {
-    code(error).is_some_and(|code| code.starts_with(sqlstate::CLASS_OF_ACCESS))
-}
-
-/// The SQLSTATE of a server's answer.
-fn code(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
-    error.as_database_error()?.code()
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code.starts_with(sqlstate::CLASS_OF_ACCESS))
 }
 
 impl Error {
@@ -61,15 +56,12 @@ impl Error {
         matches!(self, Self::Refused { .. })
     }
 
-    /// Maps an error of COMMIT itself: an answer of the server means that it rolled back; silence, and the word of somebody who parts, mean that
-    /// nobody knows.
+    /// Maps an error of COMMIT itself. That it rolled back is known only where the server refuses the data, or asks for the transaction to be run
+    /// again. Silence, a shutdown, a time-out, or a pooler's word for a server that is gone mean that nobody knows.
     pub(crate) fn at_commit(error: sqlx::Error) -> Self {
-        let answered = code(&error)
-            .is_some_and(|code| !sqlstate::PARTINGS.iter().any(|parting| code.starts_with(parting)));
-        if answered {
-            error.into()
-        } else {
-            Self::OutcomeUnknown(error.to_string())
+        match error.into() {
+            refused @ (Self::Refused { .. } | Self::RunAgain(_)) => refused,
+            other => Self::OutcomeUnknown(other.to_string()),
         }
     }
 }
@@ -156,10 +148,12 @@ mod tests {
 
     #[test]
     fn only_the_servers_own_refusal_says_that_a_commit_came_to_nothing() {
-        // Shutdowns, a crash, and what a pooler says when the server behind it is gone.
-        for parting in ["57P01", "57P02", "57P03", "08006", "08P01"] {
-            let error = Error::at_commit(answer(parting));
-            assert!(matches!(error, Error::OutcomeUnknown(_)), "{parting}: {error}");
+        // Shutdowns, a crash, a time-out, a full disk, and what a pooler says when the server behind it is gone.
+        for other in [
+            "57P01", "57P02", "57P03", "57014", "25P03", "53100", "08006", "08P01",
+        ] {
+            let error = Error::at_commit(answer(other));
+            assert!(matches!(error, Error::OutcomeUnknown(_)), "{other}: {error}");
         }
         assert!(matches!(
             Error::at_commit(sqlx::Error::WorkerCrashed),
