@@ -159,15 +159,13 @@ mod tests {
             Error::at_commit(sqlx::Error::WorkerCrashed),
             Error::OutcomeUnknown(_)
         ));
-        for (refusal, refused) in [
-            ("23514", true),
-            ("40001", false),
-            ("53100", false),
-            ("57014", false),
-        ] {
+        for refusal in ["22003", "23514", "P0001"] {
             let error = Error::at_commit(answer(refusal));
-            assert_eq!(error.is_bad_data(), refused, "{refusal}: {error}");
-            assert!(!matches!(error, Error::OutcomeUnknown(_)), "{refusal}: {error}");
+            assert!(matches!(error, Error::Refused { .. }), "{refusal}: {error}");
+        }
+        for again in ["40001", "40P01"] {
+            let error = Error::at_commit(answer(again));
+            assert!(matches!(error, Error::RunAgain(_)), "{again}: {error}");
         }
     }
 
