@@ -25,6 +25,8 @@ pub const UNIT_PRICE_MINOR: i64 = 4_999;
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// When nothing has moved for so long, nothing will: longer than every cutoff and period of an engine as it ships.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// The same while something is owed: what the provider has turned away again and again comes up after 5 minutes at the latest.
+const OWED_PATIENCE: Duration = Duration::from_secs(330);
 
 /// A sale that has been listed.
 #[derive(Debug, Clone)]
@@ -256,7 +258,7 @@ impl<'a> Stage<'a> {
             }
             if last != Some(state) {
                 (last, moved) = (Some(state), Instant::now());
-            } else if moved.elapsed() > PATIENCE {
+            } else if moved.elapsed() > if state.owed > 0 { OWED_PATIENCE } else { PATIENCE } {
                 return Ok(());
             }
             tokio::time::sleep(LOOK_PERIOD).await;
