@@ -177,7 +177,10 @@ struct Met {
     buyer: String,
 }
 
-/// Locks the orders in the order of their ids, moves those that are as expected, and tells what each of them is.
+/// Moves the orders that are as expected, in the order of their ids, and tells what each of them is.
+///
+/// They are met in that order because the list is gone through row by row, each order found by its key: other ways to join are switched off. Locked
+/// beforehand, each order would cost an entry more in the log. Should two batches ever meet crosswise, the database has one of them run again.
 ///
 /// What was moved comes straight out of the update. Joined back to the list of what was wanted it would cost four times as much:
 /// the planner knows no sizes here and compares everything with everything.
@@ -192,23 +195,21 @@ async fn update_orders(
         (i32::from(begins), i32::from(raises))
     };
     let moved = sqlx::query(
-        "WITH met AS MATERIALIZED (
-            SELECT o.id, o.sale_id,
-                   w.expect, w.expect_fence, w.to_status, w.reason, w.attempt_step, w.fence_step
+        "WITH wanted AS MATERIALIZED (
+            SELECT *
             FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::text[], $7::int[], $8::int[])
                 AS w (id, sale_id, expect, expect_fence, to_status, reason, attempt_step, fence_step)
-            JOIN orders o ON o.id = w.id AND o.sale_id = w.sale_id
-            ORDER BY o.id FOR UPDATE OF o
+            ORDER BY w.id
         )
         UPDATE orders o
-        SET status = m.to_status::order_status, failure_reason = m.reason,
-            attempt = o.attempt + m.attempt_step, fence = o.fence + m.fence_step,
-            claimed_at = CASE WHEN m.attempt_step > 0 THEN clock_timestamp() ELSE o.claimed_at END,
+        SET status = w.to_status::order_status, failure_reason = w.reason,
+            attempt = o.attempt + w.attempt_step, fence = o.fence + w.fence_step,
+            claimed_at = CASE WHEN w.attempt_step > 0 THEN clock_timestamp() ELSE o.claimed_at END,
             updated_at = clock_timestamp()
-        FROM met m
-        WHERE o.id = m.id AND o.sale_id = m.sale_id
-          AND (m.expect IS NULL OR o.status = m.expect::order_status)
-          AND (m.expect_fence IS NULL OR o.fence = m.expect_fence)
+        FROM wanted w
+        WHERE o.id = w.id AND o.sale_id = w.sale_id
+          AND (w.expect IS NULL OR o.status = w.expect::order_status)
+          AND (w.expect_fence IS NULL OR o.fence = w.expect_fence)
         RETURNING o.id, o.status::text AS status, o.fence, o.attempt, o.quantity, o.amount_minor, o.buyer, o.payment_method, o.request_id,
             (SELECT s.currency FROM sales s WHERE s.id = o.sale_id) AS currency",
     )
@@ -246,7 +247,7 @@ async fn update_orders(
         })
         .collect::<Result<HashMap<_, _>, Error>>()?;
 
-    // The others are locked too, if they exist: what they are now is what the update met.
+    // The others are looked at once more: they are what the update met, or what they have become since.
     let left: Vec<&Change> = changes
         .iter()
         .filter(|change| !met.contains_key(&change.order))
