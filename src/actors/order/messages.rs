@@ -1,6 +1,7 @@
 //! What an order's actor is told.
 
 use actix::Message;
+use tracing::Span;
 
 use crate::actors::plan::ChargeEnd;
 use crate::actors::transition_writer::WriteError;
@@ -43,6 +44,8 @@ pub struct ChargeEnded {
     pub end: ChargeEnd,
     /// Given back when the order is settled.
     pub place: ChargePlace,
+    /// What is logged of the settlement belongs where the charge does.
+    pub span: Span,
 }
 
 /// Stop, if nothing is under way. Sent to itself, so it comes after all that is in the mailbox.

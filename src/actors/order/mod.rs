@@ -113,11 +113,10 @@ impl Handler<ChargeEnded> for OrderActor {
             charge,
             end,
             place,
+            span,
         } = ended;
-        let settled = wrap_future::<_, Self>(async move {
-            let span = logic.span_of(&claim);
-            logic.charge_ended(&claim, end).instrument(span).await
-        });
+        let settled =
+            wrap_future::<_, Self>(async move { logic.charge_ended(&claim, end).instrument(span).await });
         ctx.wait(settled.map(move |to_capture, actor, ctx| {
             actor.go_on(to_capture.map(|claim| (charge, claim)), place, ctx);
         }));
@@ -138,6 +137,7 @@ impl OrderActor {
             return;
         };
         let logic = self.logic.clone();
+        let span = logic.span_of(&claim);
         let mut report = ChargeReport(Some((
             ctx.address().recipient(),
             ChargeEnded {
@@ -145,10 +145,10 @@ impl OrderActor {
                 charge: charge.clone(),
                 end: ChargeEnd::InDoubt,
                 place,
+                span: span.clone(),
             },
         )));
         self.runtime.spawn(async move {
-            let span = logic.span_of(&claim);
             let end = logic.take_money(&claim, &mut charge).instrument(span).await;
             report.of(charge, end);
         });
@@ -208,6 +208,7 @@ impl Handler<Told> for OrderActor {
 #[cfg(test)]
 mod tests {
     use tokio::sync::mpsc;
+    use tracing::Span;
 
     use super::*;
     use crate::domain::{Currency, Money, OrderId, OrderStatus};
@@ -255,6 +256,7 @@ mod tests {
                 charge: charge.clone(),
                 end: ChargeEnd::InDoubt,
                 place: ChargePlace::new(|| ()),
+                span: Span::none(),
             };
             ChargeReport(Some((listener.clone().recipient(), ended)))
         };
