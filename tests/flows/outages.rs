@@ -163,3 +163,81 @@ async fn what_the_provider_takes_while_postgres_is_away_is_written_down_once() {
     bed.audit(&sale).await;
     assert_eq!(bed.book().await["refunds"], json!([]));
 }
+
+/// The order is there when its purchase is tried again inside the engine, by nobody's wish but the engine's own: for the buyer it is the first answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_whose_commit_went_unanswered_is_no_replay() {
+    let bed = Setup::default().linked().start_without_charging().await;
+    let sale = bed.sale(10).await;
+    let link = bed.link.as_ref().unwrap();
+    link.lose_answers_to_commits(true);
+    let (reply, ()) = tokio::join!(bed.buy(&sale, "ann", "k", 1), async {
+        eventually("the order is committed", || async {
+            bed.count("SELECT count(*) FROM orders WHERE sale_id = $1", &sale)
+                .await
+                == 1
+        })
+        .await;
+        link.lose_answers_to_commits(false);
+    });
+    assert_eq!(
+        (reply.status, reply.headers.get("idempotency-replayed")),
+        (201, None),
+        "{}",
+        reply.text()
+    );
+    let again = bed.buy(&sale, "ann", "k", 1).await;
+    assert_eq!(
+        (again.status, again.headers["idempotency-replayed"].as_bytes()),
+        (201, &b"true"[..])
+    );
+    assert_eq!(again.body, reply.body);
+    assert_eq!(bed.stock(&sale).await, (9, 1, 0));
+}
+
+/// A crowd comes for a sale that was listed at another engine, while the database is slow to answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_at_a_sale_that_its_engine_has_not_seen_is_one_look_into_the_database() {
+    const CROWD: usize = 200;
+    let bed = Setup::default()
+        .engines(2)
+        .direct()
+        .start_without_charging()
+        .await;
+    let sale = bed.sale(CROWD as u32).await;
+    let mut lock = bed.db.begin().await.unwrap();
+    sqlx::query("LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let buyers: Vec<String> = (0..CROWD).map(|n| format!("b{n}")).collect();
+    let buying =
+        futures_util::future::join_all(buyers.iter().map(|buyer| bed.buy_at(1, &sale, buyer, "k", 1)));
+    let looking = async {
+        eventually("all have come", || async {
+            bed.engines[1]
+                .metric(&bed.client, "fluxbuy_connections", &[])
+                .await
+                >= CROWD as i64
+        })
+        .await;
+        // Whatever else the engine asks of this table by itself doesn't ask for one sale.
+        let looks = || async {
+            sqlx::query_scalar::<_, i64>(
+                "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%WHERE s.id = $1%'",
+            )
+            .fetch_one(&bed.db)
+            .await
+            .unwrap()
+        };
+        eventually("the sale is looked up", || async { looks().await > 0 }).await;
+        let looks = looks().await;
+        lock.rollback().await.unwrap();
+        looks
+    };
+    let (replies, looks) = tokio::join!(buying, looking);
+    assert_eq!(looks, 1);
+    assert!(replies.iter().all(|reply| reply.status == 201), "{replies:?}");
+    assert_eq!(bed.stock(&sale).await, (0, CROWD as i64, 0));
+}

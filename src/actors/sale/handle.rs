@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::batch::Batcher;
 use super::intake::{Intake, Left};
+use super::lookups::Lookups;
 use super::messages::{Buy, Called, Freed, Reload, Waiter};
 use super::{Decider, Parts, SaleActor, SoldOut};
 use crate::domain::{Accepted, Purchase, Refusal, Sale, SaleId};
@@ -39,6 +40,7 @@ pub struct Sales(Arc<Inner>);
 
 struct Inner {
     handles: DashMap<SaleId, SaleHandle, FxBuildHasher>,
+    lookups: Lookups<Result<SaleHandle, Refusal>>,
     parts: Arc<Parts>,
     limits: Limits,
     arbiter: ArbiterHandle,
@@ -62,6 +64,7 @@ impl Sales {
     pub fn new(parts: Arc<Parts>, limits: Limits, arbiter: ArbiterHandle, runtime: runtime::Handle) -> Self {
         Self(Arc::new(Inner {
             handles: DashMap::default(),
+            lookups: Lookups::default(),
             parts,
             limits,
             arbiter,
@@ -179,29 +182,32 @@ impl Sales {
                 Ok(entry.clone())
             }
             None => {
-                let (store, runtime) = (self.0.parts.store.clone(), &self.0.runtime);
-                let view = runtime
-                    .spawn(async move { store.sale(id).await })
+                let sales = self.clone();
+                self.0
+                    .lookups
+                    .ask(id, &self.0.runtime, || async move { sales.look_up(id).await })
                     .await
-                    .map_err(|_| Refusal::Unavailable {
+                    .unwrap_or(Err(Refusal::Unavailable {
                         retry_after: RETRY_AFTER,
-                    })?
-                    .map_err(|error| {
-                        tracing::warn!(sale_id = %id, %error, "a sale can't be looked up");
-                        Refusal::Unavailable {
-                            retry_after: RETRY_AFTER,
-                        }
-                    })?
-                    .ok_or(Refusal::SaleNotFound)?;
-                let sale = Arc::new(view.sale);
-                Ok(self
-                    .0
-                    .handles
-                    .entry(id)
-                    .or_insert_with(|| self.start(sale))
-                    .clone())
+                    }))
             }
         }
+    }
+
+    async fn look_up(&self, id: SaleId) -> Result<SaleHandle, Refusal> {
+        let view = self.0.parts.store.sale(id).await.map_err(|error| {
+            tracing::warn!(sale_id = %id, %error, "a sale can't be looked up");
+            Refusal::Unavailable {
+                retry_after: RETRY_AFTER,
+            }
+        })?;
+        let sale = Arc::new(view.ok_or(Refusal::SaleNotFound)?.sale);
+        Ok(self
+            .0
+            .handles
+            .entry(id)
+            .or_insert_with(|| self.start(sale))
+            .clone())
     }
 
     fn start(&self, sale: Arc<Sale>) -> SaleHandle {

@@ -9,6 +9,7 @@ mod committer;
 mod decide;
 mod handle;
 mod intake;
+mod lookups;
 mod messages;
 
 use std::sync::Arc;

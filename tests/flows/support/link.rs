@@ -1,4 +1,4 @@
-//! A link to Postgres that can go silent or be cut.
+//! A link to Postgres that can go silent, be cut, or lose what is answered to a COMMIT.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,11 @@ struct State {
     accepted: AtomicU64,
     cut: AtomicBool,
     mute: AtomicBool,
+    loses_commits: AtomicBool,
 }
+
+/// How Postgres' clients say it: a simple query, closed by a zero.
+const COMMIT: &[u8] = b"COMMIT\0";
 
 impl Link {
     /// A link to the server of this URL, and the URL through it.
@@ -32,6 +36,7 @@ impl Link {
             accepted: AtomicU64::new(0),
             cut: AtomicBool::new(false),
             mute: AtomicBool::new(false),
+            loses_commits: AtomicBool::new(false),
         });
         let link = Self(state.clone());
         tokio::spawn(async move {
@@ -52,14 +57,18 @@ impl Link {
                 tokio::spawn(async move {
                     let mut server = TcpStream::connect(there).await.unwrap();
                     let (mut from_client, mut from_server) = (vec![0; 65536], vec![0; 65536]);
+                    let mut loses_next = false;
                     loop {
                         let (to, data) = tokio::select! {
                             n = client.read(&mut from_client) => {
                                 let Ok(n @ 1..) = n else { return };
-                                (&mut server, &from_client[..n])
+                                let data = &from_client[..n];
+                                loses_next = state.loses_commits.load(Ordering::SeqCst) && data.windows(COMMIT.len()).any(|part| part == COMMIT);
+                                (&mut server, data)
                             }
                             n = server.read(&mut from_server) => {
                                 let Ok(n @ 1..) = n else { return };
+                                if loses_next { return }
                                 (&mut client, &from_server[..n])
                             }
                             () = tokio::time::sleep(Duration::from_millis(5)) => {
@@ -96,6 +105,11 @@ impl Link {
     pub fn mute(&self) {
         self.0.mute.store(true, Ordering::SeqCst);
         self.0.cut.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, or no longer, a COMMIT arrives and its answer doesn't: the connection is closed in its place.
+    pub fn lose_answers_to_commits(&self, lose: bool) {
+        self.0.loses_commits.store(lose, Ordering::SeqCst);
     }
 
     pub fn mend(&self) {
