@@ -54,11 +54,12 @@ pub(super) async fn play(bench: &mut Bench<'_>) -> anyhow::Result<()> {
                     let records = start(bench, world, &stand).await?;
                     world.kill_engine().await?;
                     sweep(bench, world, &stand).await?;
+                    // The order that the payment worker has is about to be swept too: the books are read when nothing moves.
+                    world.kill_engine().await?;
                     let run = format!("backlog round {round}, swept");
                     bench
                         .audit(world, &run, Books::EngineFilled, &stand, &records)
-                        .await?;
-                    world.kill_engine().await
+                        .await
                 },
             )
             .await?;
